@@ -1,0 +1,53 @@
+// The result of every fa2 call: ok, or a code and one sentence that names the
+// argument, what it is and what it must be.
+#ifndef FA2_STATUS_H_
+#define FA2_STATUS_H_
+
+#include <string>
+#include <utility>
+
+namespace fa2 {
+
+enum class StatusCode : int {
+  kOk = 0,
+  kInvalidArgument =
+      1,  // the caller's arguments do not fit each other or the contract
+  kOutOfMemory =
+      2,  // the workspace could not be had, or is over the context's limit
+  kUnsupported =
+      3,  // a combination, target or engine that this build or CPU lacks
+  kInternal = 4,  // a fault of fa2 itself
+};
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(StatusCode code, std::string message)
+      : code_(code), message_(std::move(message)) {}
+
+  static Status Ok() { return Status(); }
+  static Status InvalidArgument(std::string message) {
+    return Status(StatusCode::kInvalidArgument, std::move(message));
+  }
+  static Status OutOfMemory(std::string message) {
+    return Status(StatusCode::kOutOfMemory, std::move(message));
+  }
+  static Status Unsupported(std::string message) {
+    return Status(StatusCode::kUnsupported, std::move(message));
+  }
+  static Status Internal(std::string message) {
+    return Status(StatusCode::kInternal, std::move(message));
+  }
+
+  bool ok() const { return code_ == StatusCode::kOk; }
+  StatusCode code() const { return code_; }
+  const std::string& message() const { return message_; }  // empty when ok
+
+ private:
+  StatusCode code_ = StatusCode::kOk;
+  std::string message_;
+};
+
+}  // namespace fa2
+
+#endif  // FA2_STATUS_H_

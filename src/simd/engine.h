@@ -1,0 +1,183 @@
+// A matrix engine: the block products of FlashAttention-2 and the fused score
+// pass between them, for one instruction set.
+//
+// The drivers in src/attention cut a head into blocks of keys and queries, pack
+// each operand once, and call one engine function a block pair. Everything
+// inside a packed operand or an accumulator is the engine's own business; the
+// drivers only know its bytes.
+//
+// All engines work on transposed scores, S^T = K Q^T (rows are keys, columns
+// are queries): P and dS then leave the fused pass in the layout that dV += P^T
+// dO and dK += dS^T Q want on their left, and dQ^T += K^T dS^T on its right;
+// logsumexp and delta are row vectors along the lanes.
+#ifndef FA2_SRC_SIMD_ENGINE_H_
+#define FA2_SRC_SIMD_ENGINE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "fa2/types.h"
+
+namespace fa2::simd {
+
+// Masks, tails and skipping work on tiles of 32 queries x 16 keys.
+inline constexpr int64_t kTileQueries = 32;
+inline constexpr int64_t kTileKeys = 16;
+
+enum class TileState : uint8_t {
+  kHidden = 0,   // no element is visible: never computed
+  kPartial = 1,  // some are: the masked variant of the fused pass
+  kVisible = 2,  // all are: the plain variant
+};
+
+// Where an operand stands in a product, which decides its packed layout.
+enum class Role {
+  kScoreLeft,  // K, V in S^T = K Q^T, dP^T = V dO^T: rows are keys, summed over
+               // the head dim
+  kScoreRight,  // Q, dO in the same products
+  kGradLeft,    // K in dQ^T = K^T dS^T, V in O^T = V^T P^T: summed over keys
+  kGradRight,   // Q in dK = dS^T Q, dO in dV = P^T dO: summed over queries
+};
+
+// Rows of one head of a tensor; elements of a row are contiguous.
+struct Rows {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t stride = 0;  // elements between rows, any sign
+  int64_t rows = 0;
+  int64_t depth = 0;
+};
+
+// The scores of a block: S = scale * QK^T, softcap, + bias, + ALiBi, mask, P =
+// exp(S - lse), dropout. Pointers into arrays of the engine's accumulator type
+// (float or double) are `void`. nullptr / 0 means "not used".
+struct ScoreOptions {
+  double scale = 1.0;
+  double softcap = 0.0;
+  double alibi_slope = 0.0;
+  // Distance |query_position[i] - k| of column i to row k of the block (k
+  // counts from 0); needed with ALiBi.
+  const void* query_position = nullptr;
+  // Column i sees rows begin[i] <= k < end[i] of the block. Read in kPartial
+  // tiles only.
+  const void* visible_begin = nullptr;
+  const void* visible_end = nullptr;
+  // [query panel][key][query in panel], as produced by the staging functions of
+  // score_staging.h; panels are Engine::query_panel wide and key_rows rows
+  // high.
+  const void* bias = nullptr;     // added; -inf masks
+  const void* dropout = nullptr;  // Z: 0 or 1 / (1 - p)
+  int64_t staged_key_rows = 0;    // rows of a panel in the staged arrays
+
+  bool plain() const {
+    return softcap == 0.0 && alibi_slope == 0.0 && bias == nullptr &&
+           dropout == nullptr;
+  }
+};
+
+// One block of keys against one block of queries. `keys` is a multiple of
+// Engine::key_panel, `queries` of Engine::query_panel; rows and columns past
+// the tensors' ends are packed as zeros and hidden by kPartial tiles.
+struct Block {
+  int64_t keys = 0;
+  int64_t queries = 0;
+  int64_t head_dim = 0;
+  int64_t value_dim = 0;
+  // [ceil(keys / kTileKeys)][tile_stride] states, or nullptr when all tiles are
+  // kVisible.
+  const TileState* tiles = nullptr;
+  int64_t tile_stride = 0;
+  ScoreOptions score;
+  void* scratch =
+      nullptr;  // Engine::scratch_bytes, 64-byte aligned, private to the call
+};
+
+struct BackwardBlock : Block {
+  const void* k_score = nullptr;
+  const void* v_score = nullptr;
+  const void* k_grad = nullptr;
+  const void* q_score = nullptr;
+  const void* dout_score = nullptr;
+  const void* q_grad = nullptr;
+  const void* dout_grad = nullptr;
+  const void* lse = nullptr;    // [queries], natural log
+  const void* delta = nullptr;  // [queries]
+  // Accumulators of the block: added to when the flag is set, else overwritten
+  // (hidden parts with zeros). dQ without the scale, dK without it too.
+  // nullptr: that gradient is not wanted.
+  void* dv = nullptr;
+  void* dk = nullptr;
+  void* dq = nullptr;
+  bool add_to_dv = false;
+  bool add_to_dk = false;
+  bool add_to_dq = false;
+  // Optional outputs of the fused pass: dS (d loss / d (S after softcap),
+  // without the scale), staged like `bias`, 0 where masked; and the sum of -dS
+  // * distance, added to *alibi_gradient.
+  void* ds = nullptr;
+  double* alibi_gradient = nullptr;
+};
+
+// Running state of forward rows: m (maximum), l (sum of exp(S - m)), and the
+// accumulator of O^T.
+struct ForwardBlock : Block {
+  const void* q_score = nullptr;
+  const void* k_score = nullptr;
+  const void* v_grad = nullptr;
+  void* row_max = nullptr;  // [queries], -inf before the first block
+  void* row_sum = nullptr;  // [queries], 0 before the first block
+  void* out = nullptr;  // accumulator of `queries` rows and value_dim columns
+  bool first = false;   // the accumulator holds nothing yet
+};
+
+struct BlockSizes {
+  int64_t keys = 0;
+  int64_t queries = 0;
+};
+
+// Functions of one engine on one target. All are re-entrant.
+struct Engine {
+  const char* name = "";            // "f32", "f64", "bf16dot", "amx"
+  DType accumulator = DType::kF32;  // type of lse, delta, positions, staged
+                                    // arrays and unpacked rows
+  int64_t query_panel = 0;  // multiple of kTileQueries or a divisor of it:
+                            // packed queries are padded to it
+  int64_t key_panel = 0;    // packed keys are padded to it
+  bool grad_left_is_score_left = false;  // one packing serves both roles
+
+  // Block sizes that suit the caches; multiples of the panels.
+  BlockSizes (*backward_blocks)(int64_t head_dim, int64_t value_dim);
+  BlockSizes (*forward_blocks)(int64_t head_dim, int64_t value_dim);
+
+  // Bytes of `rows` (padded to the panel) x depth packed for a role, a multiple
+  // of 64; a block of a larger packed array starts at PackedBytes(role, first
+  // row of the block, depth) when every block before it is full: blocks are
+  // packed one by one.
+  size_t (*packed_bytes)(Role role, int64_t rows, int64_t depth);
+  // Packs one block: rows past rows.rows up to padded_rows are zero. With
+  // `finite_only`, elements that are NaN or infinite are packed as 0. Returns
+  // whether all elements are finite.
+  bool (*pack)(Role role, const Rows& rows, int64_t padded_rows,
+               bool finite_only, void* packed);
+
+  // Bytes of an f32 (f64) accumulator of a block.
+  size_t (*key_accumulator_bytes)(int64_t keys, int64_t depth);
+  size_t (*query_accumulator_bytes)(int64_t queries, int64_t depth);
+  // Rows [first, first + count) of an accumulator as dense rows
+  // [count][row_stride]. `count` is a multiple of 16 or ends the block.
+  void (*unpack_key_rows)(const void* accumulator, int64_t keys, int64_t depth,
+                          int64_t first, int64_t count, void* rows,
+                          int64_t row_stride);
+  void (*unpack_query_rows)(const void* accumulator, int64_t queries,
+                            int64_t depth, int64_t first, int64_t count,
+                            void* rows, int64_t row_stride);
+
+  size_t (*scratch_bytes)(const BlockSizes& blocks, int64_t head_dim,
+                          int64_t value_dim);
+  void (*backward)(const BackwardBlock& block);
+  void (*forward)(const ForwardBlock& block);
+};
+
+}  // namespace fa2::simd
+
+#endif  // FA2_SRC_SIMD_ENGINE_H_

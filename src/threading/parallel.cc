@@ -1,0 +1,76 @@
+#include "src/threading/parallel.h"
+
+#include <pthread.h>
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <vector>
+
+namespace fa2::threading {
+namespace {
+
+// Counts forks that this process descends from: an arena made before one of
+// them has lost its workers.
+std::atomic<int> g_forks{0};
+
+int Forks() {
+  static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { g_forks.fetch_add(1); });
+  (void)registered;
+  return g_forks.load();
+}
+
+}  // namespace
+
+class Pool::Arena {
+ public:
+  explicit Arena(int num_threads) : forks(Forks()), arena(num_threads) {}
+  int forks;
+  tbb::task_arena arena;
+};
+
+Pool::Pool(int num_threads)
+    : num_threads_(std::max(1, num_threads)), arena_(new Arena(num_threads_)) {}
+
+Pool::~Pool() {
+  // Taking down an arena whose workers were lost by a fork would wait for them
+  // for ever.
+  if (arena_->forks != Forks()) (void)arena_.release();
+}
+
+void Pool::Run(int64_t items, Function function, const void* body) const {
+  if (items <= 0) return;
+  const int workers = static_cast<int>(std::min<int64_t>(num_threads_, items));
+  if (workers == 1) {
+    for (int64_t item = 0; item < items; ++item) function(body, item, 0);
+    return;
+  }
+  std::atomic<int64_t> next{0};
+  const auto work = [&next, items, function, body](int worker) {
+    for (;;) {
+      const int64_t item = next.fetch_add(1, std::memory_order_relaxed);
+      if (item >= items) return;
+      function(body, item, worker);
+    }
+  };
+  if (arena_->forks != Forks()) {
+    std::vector<std::thread> threads;
+    for (int worker = 1; worker < workers; ++worker)
+      threads.emplace_back(work, worker);
+    work(0);
+    for (std::thread& thread : threads) thread.join();
+    return;
+  }
+  // One task a worker: a task that starts late finds nothing left and ends at
+  // once.
+  arena_->arena.execute([&] {
+    tbb::parallel_for(
+        0, workers, [&work](int worker) { work(worker); },
+        tbb::simple_partitioner());
+  });
+}
+
+}  // namespace fa2::threading
