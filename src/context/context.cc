@@ -1,0 +1,176 @@
+#include "fa2/context.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <new>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "src/simd/target.h"
+#include "src/context/context_impl.h"
+
+namespace fa2 {
+namespace {
+
+// Beyond this a thread count is a mistake, not a machine.
+constexpr int kMaxThreads = 4096;
+
+std::string Environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::string() : std::string(value);
+}
+
+// Cores that this process may run on: containers and taskset narrow them.
+int UsableCores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
+    return std::max(1, CPU_COUNT(&set));
+  }
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+std::string Join(const std::vector<std::string>& names) {
+  std::string all;
+  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
+  return all;
+}
+
+Status ResolveThreads(int wanted, int* num_threads) {
+  if (wanted < 0 || wanted > kMaxThreads) {
+    return Status::InvalidArgument(
+        "num_threads is " + std::to_string(wanted) + "; it must be 0 to " +
+        std::to_string(kMaxThreads) + " (0: FA2_NUM_THREADS or all cores)");
+  }
+  if (wanted > 0) {
+    *num_threads = wanted;
+    return Status::Ok();
+  }
+  const std::string text = Environment("FA2_NUM_THREADS");
+  if (text.empty()) {
+    *num_threads = std::min(UsableCores(), kMaxThreads);
+    return Status::Ok();
+  }
+  char* end = nullptr;
+  errno = 0;
+  const long value = std::strtol(text.c_str(), &end, 10);
+  if (errno != 0 || *end != '\0' || value < 1 || value > kMaxThreads) {
+    return Status::InvalidArgument("FA2_NUM_THREADS is '" + text +
+                                   "'; it must be a number from 1 to " +
+                                   std::to_string(kMaxThreads));
+  }
+  *num_threads = static_cast<int>(value);
+  return Status::Ok();
+}
+
+Status ResolveTargets(const std::string& option, int64_t* targets) {
+  const bool from_option = !option.empty();
+  const std::string name = from_option ? option : Environment("FA2_MAX_TARGET");
+  if (name.empty()) {
+    *targets = simd::AvailableTargets();
+    return Status::Ok();
+  }
+  *targets = simd::TargetsUpTo(name);
+  if (*targets == 0) {
+    return Status::Unsupported(
+        std::string(from_option ? "max_target" : "FA2_MAX_TARGET") + " is '" +
+        name + "'; this build and CPU have " +
+        Join(simd::TargetNames(simd::AvailableTargets())));
+  }
+  return Status::Ok();
+}
+
+Status ResolveEngine(const std::string& option, int64_t targets,
+                     simd::EngineCap* cap) {
+  const bool from_option = !option.empty();
+  cap->name = from_option ? option : Environment("FA2_ENGINE");
+  if (cap->name.empty()) return Status::Ok();
+  const std::vector<std::string> names = simd::EngineNames(targets);
+  if (std::find(names.begin(), names.end(), cap->name) == names.end()) {
+    return Status::Unsupported(
+        std::string(from_option ? "engine" : "FA2_ENGINE") + " is '" +
+        cap->name + "'; with target " + simd::BestTargetName(targets) +
+        " this build and CPU have " + Join(names));
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Context::Context(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Context::~Context() = default;
+
+Status Context::Create(const ContextOptions& options,
+                       std::unique_ptr<Context>* context) {
+  if (context == nullptr) {
+    return Status::InvalidArgument(
+        "context is null; it must point to the unique_ptr to fill");
+  }
+  if ((options.allocator.allocate == nullptr) !=
+      (options.allocator.release == nullptr)) {
+    return Status::InvalidArgument(
+        "allocator has only one of allocate and release; it must have both or "
+        "neither");
+  }
+  int num_threads = 0;
+  int64_t targets = 0;
+  simd::EngineCap cap;
+  Status status = ResolveThreads(options.num_threads, &num_threads);
+  if (status.ok()) status = ResolveTargets(options.max_target, &targets);
+  if (status.ok()) status = ResolveEngine(options.engine, targets, &cap);
+  if (!status.ok()) return status;
+  try {
+    context->reset(new Context(
+        std::make_unique<Impl>(options, num_threads, targets, cap)));
+  } catch (const std::bad_alloc&) {
+    return Status::OutOfMemory("a context could not be allocated");
+  }
+  return Status::Ok();
+}
+
+Status Context::Default(Context** context) {
+  struct Made {
+    std::unique_ptr<Context> context;
+    Status status;
+    Made() : status(Create(ContextOptions(), &context)) {}
+  };
+  // Never destroyed: calls from other static destructors may still come.
+  static const Made* const made = new Made();
+  *context = made->context.get();
+  return made->status;
+}
+
+ContextInfo Context::Info() const {
+  ContextInfo info;
+  const int64_t targets = impl_->targets();
+  info.num_threads = impl_->pool().num_threads();
+  info.target = simd::BestTargetName(targets);
+  info.engine = simd::ChooseEngine(targets, impl_->engine_cap(), DType::kBF16,
+                                   Precision::kFast)
+                    ->name;
+  info.targets = simd::TargetNames(simd::AvailableTargets());
+  info.engines = simd::EngineNames(targets);
+  return info;
+}
+
+size_t Context::WorkspaceBytes() const {
+  return impl_->workspaces().HeldBytes();
+}
+size_t Context::PeakWorkspaceBytes() const {
+  return impl_->workspaces().PeakBytes();
+}
+size_t Context::AllocationCount() const {
+  return impl_->workspaces().Allocations();
+}
+void Context::ReleaseWorkspace() { impl_->workspaces().Trim(); }
+
+Status ResolveContext(Context* given, Context** context) {
+  *context = given;
+  return given != nullptr ? Status::Ok() : Context::Default(context);
+}
+
+}  // namespace fa2

@@ -1,0 +1,44 @@
+// What the library itself sees of a Context.
+#ifndef FA2_SRC_CONTEXT_CONTEXT_IMPL_H_
+#define FA2_SRC_CONTEXT_CONTEXT_IMPL_H_
+
+#include <cstdint>
+#include <string>
+
+#include "fa2/context.h"
+#include "src/simd/engines.h"
+#include "src/threading/parallel.h"
+#include "src/threading/workspace.h"
+
+namespace fa2 {
+
+class Context::Impl {
+ public:
+  Impl(const ContextOptions& options, int num_threads, int64_t targets,
+       const simd::EngineCap& cap)
+      : pool_(num_threads),
+        workspaces_(options.allocator, options.memory_limit),
+        targets_(targets),
+        cap_(cap) {}
+
+  const threading::Pool& pool() const { return pool_; }
+  threading::WorkspacePool& workspaces() { return workspaces_; }
+  const threading::WorkspacePool& workspaces() const { return workspaces_; }
+  // Highway targets that calls on this context may use; the best one is used.
+  int64_t targets() const { return targets_; }
+  // Which matrix engines calls may use.
+  const simd::EngineCap& engine_cap() const { return cap_; }
+
+ private:
+  threading::Pool pool_;
+  threading::WorkspacePool workspaces_;
+  int64_t targets_;
+  simd::EngineCap cap_;
+};
+
+// The given context, or the default one; an error when there is none to be had.
+Status ResolveContext(Context* given, Context** context);
+
+}  // namespace fa2
+
+#endif  // FA2_SRC_CONTEXT_CONTEXT_IMPL_H_
