@@ -1,5 +1,5 @@
 // The float64 oracle: attention by plain loops, for checking fa2's kernels and
-// anybody else's. Slow, O(Nq * Nk) memory per head.
+// anybody else's. Slow: it works row by row and needs no O(Nq * Nk) memory.
 #ifndef FA2_REFERENCE_H_
 #define FA2_REFERENCE_H_
 
