@@ -35,12 +35,12 @@ std::string BestTargetName(int64_t targets);
 #define FA2_TARGET_FUNCTION(FUNC, targets) \
   ((void)(targets), &HWY_STATIC_DISPATCH(FUNC))
 #else
-#define FA2_TARGET_FUNCTION(FUNC, targets)  \
-  (HWY_DISPATCH_TABLE(FUNC)[[](int64_t t) { \
-    hwy::ChosenTarget chosen;               \
-    chosen.Update(t);                       \
-    return chosen.GetIndex();               \
-  }(targets)])
+#define FA2_TARGET_FUNCTION(FUNC, targets)   \
+  (HWY_DISPATCH_TABLE(FUNC)[([](int64_t t) { \
+    hwy::ChosenTarget chosen;                \
+    chosen.Update(t);                        \
+    return chosen.GetIndex();                \
+  })(targets)])
 #endif
 
 #endif  // FA2_SRC_SIMD_TARGET_H_
