@@ -1,0 +1,443 @@
+// The engine whose operands are full lanes: F32Fma, and its double, F64.
+//
+// Per block: S^T and dP^T panel by panel (64 queries at AVX-512), the fused
+// pass over each panel, then dV, dK and dQ^T. P and dS stay in the panel
+// layout [panel][key][W], which is the left operand (by rows) of dV and dK and
+// the right operand of dQ^T at once.
+
+// Per-target include guard.
+#if defined(FA2_SRC_SIMD_LANE_ENGINE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FA2_SRC_SIMD_LANE_ENGINE_INL_H_
+#undef FA2_SRC_SIMD_LANE_ENGINE_INL_H_
+#else
+#define FA2_SRC_SIMD_LANE_ENGINE_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+
+#include "hwy/highway.h"
+#include "src/simd/engine.h"
+#include "src/simd/pack-inl.h"
+#include "src/simd/register_block-inl.h"
+#include "src/simd/score_pass-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Half-open range of rows, columns or panels.
+struct Range {
+  size_t begin = 0;
+  size_t end = 0;
+  bool empty() const { return begin >= end; }
+};
+
+// Which parts of a block are visible, in units of (16 keys, one panel).
+class PanelMap {
+ public:
+  PanelMap(const Block& block, size_t panel_width)
+      : block_(block),
+        width_(panel_width),
+        groups_((static_cast<size_t>(block.keys) + kTileKeys - 1) / kTileKeys),
+        panels_(static_cast<size_t>(block.queries) / panel_width) {}
+
+  size_t groups() const { return groups_; }
+  size_t panels() const { return panels_; }
+
+  TileState State(size_t group, size_t panel) const {
+    if (block_.tiles == nullptr) return TileState::kVisible;
+    const size_t first = panel * width_ / kTileQueries;
+    const size_t last = ((panel + 1) * width_ - 1) / kTileQueries;
+    const TileState* row = block_.tiles + group * block_.tile_stride;
+    const TileState state = row[first];
+    for (size_t tile = first + 1; tile <= last; ++tile) {
+      if (row[tile] != state) return TileState::kPartial;
+    }
+    return state;
+  }
+
+  // Hull of the key rows that a panel sees.
+  Range Keys(size_t panel) const {
+    const auto hidden = [&](size_t g) {
+      return State(g, panel) == TileState::kHidden;
+    };
+    const size_t keys = static_cast<size_t>(block_.keys);
+    if (block_.tiles == nullptr) return {0, keys};
+    Range range{0, groups_};
+    while (!range.empty() && hidden(range.begin)) ++range.begin;
+    while (!range.empty() && hidden(range.end - 1)) --range.end;
+    return {range.begin * kTileKeys, std::min(range.end * kTileKeys, keys)};
+  }
+
+  // Hull of the panels that see any of the key rows [begin, end).
+  Range Panels(size_t begin, size_t end) const {
+    if (block_.tiles == nullptr) return {0, panels_};
+    const size_t first = begin / kTileKeys;
+    const size_t last = (end - 1) / kTileKeys;
+    const auto hidden = [&](size_t panel) {
+      for (size_t g = first; g <= last; ++g) {
+        if (State(g, panel) != TileState::kHidden) return false;
+      }
+      return true;
+    };
+    Range range{0, panels_};
+    while (!range.empty() && hidden(range.begin)) ++range.begin;
+    while (!range.empty() && hidden(range.end - 1)) --range.end;
+    return range;
+  }
+
+ private:
+  const Block& block_;
+  const size_t width_, groups_, panels_;
+};
+
+// Rows of a product in register blocks. C += A B where A is by rows (kUnitStep)
+// or by columns.
+template <class Op, bool kUnitStep, class D>
+HWY_INLINE void RowBlocks(D d, size_t rows, size_t vectors,
+                          Product<typename Op::Element, typename Op::Sum> p) {
+  const size_t a_row = kUnitStep ? p.a_row : 1;
+  for (size_t row = 0; row < rows; row += kBlockRows) {
+    AnyRegisterBlock<Op, kUnitStep>(d, std::min(kBlockRows, rows - row),
+                                    vectors, p);
+    p.a += kBlockRows * a_row;
+    p.c += kBlockRows * p.c_row;
+  }
+}
+
+template <typename T>
+struct LaneEngine {
+  using D = EngineTag<T>;
+  using Op = MultiplyAdd<T>;
+  using Prod = Product<T, T>;
+
+  static const T* Ptr(const void* p) { return static_cast<const T*>(p); }
+  static T* Ptr(void* p) { return static_cast<T*>(p); }
+
+  // One panel of S^T = L R (rows `keys` of the block, all columns of the
+  // panel).
+  static HWY_INLINE void ScorePanel(D d, const T* left, const T* right,
+                                    size_t depth, const Range& keys,
+                                    T* HWY_RESTRICT out) {
+    const size_t width = PanelWidth(d);
+    const size_t stride = LeftStride(d, depth);
+    const Prod p{left + keys.begin * stride, stride, 1,     0, right, width,
+                 out + keys.begin * width,   width,  depth, 1, false};
+    RowBlocks<Op, true>(d, keys.end - keys.begin, kBlockVectors, p);
+  }
+
+  // dV += P^T dO or dK += dS^T Q for all keys of the block. `left` is
+  // [panel][key][W], `right` kGradRight, `sum` [key][LeftStride(depth)].
+  static HWY_INLINE void KeyGradient(D d, const Block& block,
+                                     const PanelMap& map, const T* left,
+                                     const T* right, size_t depth, bool add,
+                                     T* HWY_RESTRICT sum) {
+    const size_t width = PanelWidth(d);
+    const size_t lanes = hn::Lanes(d);
+    const size_t keys = static_cast<size_t>(block.keys);
+    const size_t queries = static_cast<size_t>(block.queries);
+    const size_t stride = LeftStride(d, depth);
+    // A panel of `right` (queries x 64 f32 = 32 KiB at 128 queries) stays in
+    // L1 while all key rows pass.
+    for (size_t c0 = 0; c0 < stride; c0 += width) {
+      const size_t panel_width = std::min(width, stride - c0);
+      for (size_t row = 0; row < keys; row += kBlockRows) {
+        const size_t rows = std::min(kBlockRows, keys - row);
+        const Range panels = map.Panels(row, row + rows);
+        T* c = sum + row * stride + c0;
+        if (panels.empty()) {
+          if (!add) {
+            for (size_t r = 0; r < rows; ++r) {
+              std::fill_n(c + r * stride, panel_width, T(0));
+            }
+          }
+          continue;
+        }
+        const Prod p{left + (panels.begin * keys + row) * width,
+                     width,
+                     1,
+                     keys * width,
+                     right + c0 * queries + panels.begin * width * panel_width,
+                     panel_width,
+                     c,
+                     stride,
+                     width,
+                     panels.end - panels.begin,
+                     add};
+        AnyRegisterBlock<Op, true>(d, rows, panel_width / lanes, p);
+      }
+    }
+  }
+
+  // One panel of dQ^T += K^T dS^T or O^T += V^T P^T: `left` kGradLeft, `right`
+  // [key][W], `sum` [depth][W].
+  static HWY_INLINE void QueryPanel(D d, const T* left, const T* right,
+                                    size_t depth, const Range& keys, bool add,
+                                    T* HWY_RESTRICT sum) {
+    const size_t width = PanelWidth(d);
+    const size_t stride = LeftStride(d, depth);
+    if (keys.empty()) {
+      if (!add) std::fill_n(sum, depth * width, T(0));
+      return;
+    }
+    const Prod p{left + keys.begin * stride, 1,     stride, 0,
+                 right + keys.begin * width, width, sum,    width,
+                 keys.end - keys.begin,      1,     add};
+    RowBlocks<Op, false>(d, depth, kBlockVectors, p);
+  }
+
+  // The fused pass over one panel; hidden groups become zeros.
+  static void BackwardPassOfPanel(D d, const BackwardBlock& block,
+                                  const PanelMap& map, size_t panel, T* s,
+                                  T* dp) {
+    const size_t width = PanelWidth(d);
+    const size_t column = panel * width;
+    PassArea area{0, 0, column, width};
+    const PanelOptions<T> options(block.score, area);
+    const T* lse = Ptr(block.lse) + column;
+    const T* delta = Ptr(block.delta) + column;
+    T* ds = block.ds == nullptr
+                ? nullptr
+                : Ptr(block.ds) +
+                      column * static_cast<size_t>(block.score.staged_key_rows);
+    const bool general = !block.score.plain() || ds != nullptr ||
+                         block.alibi_gradient != nullptr;
+    for (size_t begin = 0; begin < static_cast<size_t>(block.keys);
+         begin += kTileKeys) {
+      area.key_begin = begin;
+      area.key_end = std::min<size_t>(begin + kTileKeys, block.keys);
+      const size_t at = begin * width;
+      const size_t count = (area.key_end - begin) * width;
+      const TileState state = map.State(begin / kTileKeys, panel);
+      if (state == TileState::kHidden) {
+        // dV and dK read whole register blocks of rows, also outside the hull.
+        std::fill_n(s + at, count, T(0));
+        std::fill_n(dp + at, count, T(0));
+        if (ds != nullptr) std::fill_n(ds + at, count, T(0));
+      } else if (state == TileState::kPartial) {
+        if (general) {
+          BackwardPass<true, true>(d, options, area, lse, delta, s, dp, ds,
+                                   block.alibi_gradient);
+        } else {
+          BackwardPass<true, false>(d, options, area, lse, delta, s, dp, ds,
+                                    nullptr);
+        }
+      } else if (general) {
+        BackwardPass<false, true>(d, options, area, lse, delta, s, dp, ds,
+                                  block.alibi_gradient);
+      } else {
+        BackwardPass<false, false>(d, options, area, lse, delta, s, dp, ds,
+                                   nullptr);
+      }
+    }
+  }
+
+  static void Backward(const BackwardBlock& block) {
+    const D d;
+    const size_t width = PanelWidth(d);
+    const size_t keys = static_cast<size_t>(block.keys);
+    const size_t head_dim = static_cast<size_t>(block.head_dim);
+    const size_t value_dim = static_cast<size_t>(block.value_dim);
+    const PanelMap map(block, width);
+    T* s = Ptr(block.scratch);
+    T* dp = s + keys * static_cast<size_t>(block.queries);
+    for (size_t panel = 0; panel < map.panels(); ++panel) {
+      const Range range = map.Keys(panel);
+      const size_t column = panel * width;
+      T* s_panel = s + panel * keys * width;
+      T* dp_panel = dp + panel * keys * width;
+      if (!range.empty()) {
+        ScorePanel(d, Ptr(block.k_score),
+                   Ptr(block.q_score) + column * head_dim, head_dim, range,
+                   s_panel);
+        ScorePanel(d, Ptr(block.v_score),
+                   Ptr(block.dout_score) + column * value_dim, value_dim, range,
+                   dp_panel);
+      }
+      BackwardPassOfPanel(d, block, map, panel, s_panel, dp_panel);
+      if (block.dq != nullptr) {
+        QueryPanel(d, Ptr(block.k_grad), dp_panel, head_dim, range,
+                   block.add_to_dq, Ptr(block.dq) + column * head_dim);
+      }
+    }
+    if (block.dv != nullptr) {
+      KeyGradient(d, block, map, s, Ptr(block.dout_grad), value_dim,
+                  block.add_to_dv, Ptr(block.dv));
+    }
+    if (block.dk != nullptr) {
+      KeyGradient(d, block, map, dp, Ptr(block.q_grad), head_dim,
+                  block.add_to_dk, Ptr(block.dk));
+    }
+  }
+
+  static void Forward(const ForwardBlock& block) {
+    const D d;
+    const size_t width = PanelWidth(d);
+    const size_t head_dim = static_cast<size_t>(block.head_dim);
+    const size_t value_dim = static_cast<size_t>(block.value_dim);
+    const PanelMap map(block, width);
+    T* s = Ptr(block.scratch);
+    T* old_max = s + static_cast<size_t>(block.keys) * width;
+    T* factor = old_max + width;
+    // A scale of 0 would turn the -inf of masked raw scores into NaN, a
+    // negative one their maximum into a minimum.
+    const bool general = !block.score.plain() || !(block.score.scale > 0.0);
+    for (size_t panel = 0; panel < map.panels(); ++panel) {
+      const Range keys = map.Keys(panel);
+      const size_t column = panel * width;
+      T* out = Ptr(block.out) + column * value_dim;
+      if (keys.empty()) {
+        if (block.first) std::fill_n(out, value_dim * width, T(0));
+        continue;
+      }
+      PassArea area{keys.begin, keys.end, column, width};
+      const PanelOptions<T> options(block.score, area);
+      T* row_max = Ptr(block.row_max) + column;
+      T* row_sum = Ptr(block.row_sum) + column;
+      ScorePanel(d, Ptr(block.k_score), Ptr(block.q_score) + column * head_dim,
+                 head_dim, keys, s);
+      std::copy_n(row_max, width, old_max);
+      for (size_t begin = keys.begin; begin < keys.end; begin += kTileKeys) {
+        area.key_begin = begin;
+        area.key_end = std::min(begin + kTileKeys, keys.end);
+        const TileState state = map.State(begin / kTileKeys, panel);
+        if (state == TileState::kHidden) {
+          std::fill_n(s + begin * width, (area.key_end - begin) * width,
+                      -std::numeric_limits<T>::infinity());
+        } else if (state == TileState::kPartial) {
+          if (general) {
+            ForwardMaxPass<true, true>(d, options, area, s, row_max);
+          } else {
+            ForwardMaxPass<true, false>(d, options, area, s, row_max);
+          }
+        } else if (general) {
+          ForwardMaxPass<false, true>(d, options, area, s, row_max);
+        } else {
+          ForwardMaxPass<false, false>(d, options, area, s, row_max);
+        }
+      }
+      if (ForwardRescale(d, width, old_max, row_max, row_sum, factor) &&
+          !block.first) {
+        for (size_t i = 0; i < value_dim; ++i) {
+          for (size_t col = 0; col < width; col += hn::Lanes(d)) {
+            T* o = out + i * width + col;
+            hn::Store(hn::Mul(hn::Load(d, o), hn::Load(d, factor + col)), d, o);
+          }
+        }
+      }
+      area.key_begin = keys.begin;
+      area.key_end = keys.end;
+      ForwardExpPass(d, options,
+                     general ? T(1) : static_cast<T>(block.score.scale), area,
+                     s, row_max, row_sum);
+      QueryPanel(d, Ptr(block.v_grad), s, value_dim, keys, !block.first, out);
+    }
+  }
+
+  // A panel of the right operand holds `rows` x W elements and should fill at
+  // most two thirds of a 48 KiB L1, with the rest left to A and C: 128 rows of
+  // 64 f32 are 32 KiB. Deep heads take smaller blocks, so that K, V, their
+  // gradients and the Q and dO of a block (10 arrays of rows x depth) stay
+  // within a 2 MiB L2.
+  static BlockSizes Blocks(int64_t head_dim, int64_t value_dim) {
+    const D d;
+    const int64_t width = static_cast<int64_t>(PanelWidth(d));
+    const int64_t depth = std::max<int64_t>(head_dim, value_dim);
+    int64_t rows = 128;
+    while (rows > width && rows > 2 * kTileKeys &&
+           rows * depth * static_cast<int64_t>(sizeof(T)) * 10 > (2 << 20)) {
+      rows /= 2;
+    }
+    return {rows, static_cast<int64_t>(RoundUp(rows, width))};
+  }
+
+  static size_t PackedBytes(Role role, int64_t rows, int64_t depth) {
+    return PackedBytesOf(D(), role, static_cast<size_t>(rows),
+                         static_cast<size_t>(depth));
+  }
+
+  static bool Pack(Role role, const Rows& rows, int64_t padded_rows,
+                   bool finite_only, void* packed) {
+    bool finite = true;
+    WithStored<T>(rows.dtype, [&](auto tag) {
+      finite = PackRows(D(), tag, role, rows, static_cast<size_t>(padded_rows),
+                        finite_only, Ptr(packed));
+    });
+    return finite;
+  }
+
+  static size_t KeyAccumulatorBytes(int64_t keys, int64_t depth) {
+    return RoundUp(static_cast<size_t>(keys) *
+                       LeftStride(D(), static_cast<size_t>(depth)) * sizeof(T),
+                   64);
+  }
+
+  static size_t QueryAccumulatorBytes(int64_t queries, int64_t depth) {
+    const size_t rows = RoundUp(static_cast<size_t>(queries), PanelWidth(D()));
+    return RoundUp(rows * static_cast<size_t>(depth) * sizeof(T), 64);
+  }
+
+  static void UnpackKeyRows(const void* accumulator, int64_t /*keys*/,
+                            int64_t depth, int64_t first, int64_t count,
+                            void* rows, int64_t row_stride) {
+    const size_t stride = LeftStride(D(), static_cast<size_t>(depth));
+    for (int64_t r = 0; r < count; ++r) {
+      std::copy_n(Ptr(accumulator) + static_cast<size_t>(first + r) * stride,
+                  depth, Ptr(rows) + r * row_stride);
+    }
+  }
+
+  static void UnpackQueryRows(const void* accumulator, int64_t /*queries*/,
+                              int64_t depth, int64_t first, int64_t count,
+                              void* rows, int64_t row_stride) {
+    const int64_t width = static_cast<int64_t>(PanelWidth(D()));
+    for (int64_t r = 0; r < count; ++r) {
+      const int64_t row = first + r;
+      const T* in =
+          Ptr(accumulator) + row / width * width * depth + row % width;
+      T* out = Ptr(rows) + r * row_stride;
+      for (int64_t i = 0; i < depth; ++i) out[i] = in[i * width];
+    }
+  }
+
+  static size_t ScratchBytes(const BlockSizes& blocks, int64_t /*head_dim*/,
+                             int64_t /*value_dim*/) {
+    const size_t width = PanelWidth(D());
+    const size_t scores = static_cast<size_t>(blocks.keys) *
+                          RoundUp(static_cast<size_t>(blocks.queries), width);
+    return RoundUp((2 * scores + 2 * width) * sizeof(T), 64);
+  }
+
+  static const Engine* Get(const char* name, DType accumulator) {
+    static const Engine engine = [name, accumulator] {
+      Engine e;
+      e.name = name;
+      e.accumulator = accumulator;
+      e.query_panel = static_cast<int64_t>(PanelWidth(D()));
+      e.key_panel = kTileKeys;
+      e.grad_left_is_score_left = true;
+      e.backward_blocks = Blocks;
+      e.forward_blocks = Blocks;
+      e.packed_bytes = PackedBytes;
+      e.pack = Pack;
+      e.key_accumulator_bytes = KeyAccumulatorBytes;
+      e.query_accumulator_bytes = QueryAccumulatorBytes;
+      e.unpack_key_rows = UnpackKeyRows;
+      e.unpack_query_rows = UnpackQueryRows;
+      e.scratch_bytes = ScratchBytes;
+      e.backward = Backward;
+      e.forward = Forward;
+      return e;
+    }();
+    return &engine;
+  }
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fa2::simd
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,99 @@
+// Reading rows of any float dtype as vectors of f32 or f64.
+
+// Per-target include guard.
+#if defined(FA2_SRC_SIMD_LOAD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FA2_SRC_SIMD_LOAD_INL_H_
+#undef FA2_SRC_SIMD_LOAD_INL_H_
+#else
+#define FA2_SRC_SIMD_LOAD_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "fa2/types.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Storage tags: what an element is in memory.
+struct StoredF32 {
+  using Type = float;
+};
+struct StoredF64 {
+  using Type = double;
+};
+struct StoredBF16 {
+  using Type = uint16_t;
+};
+struct StoredF16 {
+  using Type = uint16_t;
+};
+
+// Selects an overload by the width of D's lanes.
+template <class D, size_t kBytes>
+using IfLaneBytes = std::enable_if_t<sizeof(hn::TFromD<D>) == kBytes, int>;
+
+// Unaligned load of Lanes(d) elements, widened to f32.
+template <class D, IfLaneBytes<D, 4> = 0>
+HWY_INLINE hn::Vec<D> LoadWide(D d, StoredF32, const float* p) {
+  return hn::LoadU(d, p);
+}
+template <class D, IfLaneBytes<D, 4> = 0>
+HWY_INLINE hn::Vec<D> LoadWide(D d, StoredBF16, const uint16_t* p) {
+  const hn::Rebind<uint16_t, D> d16;
+  const hn::RebindToUnsigned<D> du;
+  return hn::BitCast(d,
+                     hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, p))));
+}
+template <class D, IfLaneBytes<D, 4> = 0>
+HWY_INLINE hn::Vec<D> LoadWide(D d, StoredF16, const uint16_t* p) {
+  const hn::Rebind<hwy::float16_t, D> d16;
+  return hn::PromoteTo(
+      d, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
+}
+// Widened to f64: only f64 and f32 occur there.
+template <class D, IfLaneBytes<D, 8> = 0>
+HWY_INLINE hn::Vec<D> LoadWide(D d, StoredF64, const double* p) {
+  return hn::LoadU(d, p);
+}
+template <class D, IfLaneBytes<D, 8> = 0>
+HWY_INLINE hn::Vec<D> LoadWide(D d, StoredF32, const float* p) {
+  const hn::Rebind<float, D> d32;
+  return hn::PromoteTo(d, hn::LoadU(d32, p));
+}
+
+// The first `count` < Lanes(d) elements, zeros behind them; reads no byte past
+// them.
+template <class D, class Stored>
+HWY_INLINE hn::Vec<D> LoadWideTail(D d, Stored tag,
+                                   const typename Stored::Type* p,
+                                   size_t count) {
+  HWY_ALIGN typename Stored::Type buffer[HWY_MAX_BYTES / 2] = {};
+  memcpy(buffer, p, count * sizeof(buffer[0]));
+  return LoadWide(d, tag, buffer);
+}
+
+// Calls visit(tag) with the storage tag of a dtype that T can hold.
+template <typename T, class Visitor>
+HWY_INLINE void WithStored(DType dtype, const Visitor& visit) {
+  if constexpr (sizeof(T) == 8) {
+    if (dtype == DType::kF64) return visit(StoredF64());
+    return visit(StoredF32());
+  } else {
+    if (dtype == DType::kBF16) return visit(StoredBF16());
+    if (dtype == DType::kF16) return visit(StoredF16());
+    return visit(StoredF32());
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fa2::simd
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,174 @@
+// The innermost product: a block of C of up to 6 rows x 4 vectors held in
+// registers, C = A B or C += A B, by outer products.
+
+// Per-target include guard.
+#if defined(FA2_SRC_SIMD_REGISTER_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FA2_SRC_SIMD_REGISTER_BLOCK_INL_H_
+#undef FA2_SRC_SIMD_REGISTER_BLOCK_INL_H_
+#else
+#define FA2_SRC_SIMD_REGISTER_BLOCK_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// 6 x 4 accumulators, 4 vectors of B and one of A are 29 of 32 registers; with
+// 16 registers 6 x 2 + 2 + 1 are 15. Six rows (not eight) leave both counts
+// without spills, and 24 (12) independent sums hide an FMA latency of 4 at two
+// a cycle three (1.5) times over.
+inline constexpr size_t kBlockRows = 6;
+#if (HWY_ARCH_X86 && HWY_TARGET > HWY_AVX3) || HWY_TARGET == HWY_SCALAR
+inline constexpr size_t kBlockVectors = 2;
+#else
+inline constexpr size_t kBlockVectors = 4;
+#endif
+
+// How a product multiplies: elements of A and B, and the sum's lane type T.
+template <typename T>
+struct MultiplyAdd {
+  using Element = T;  // of A and of B, one a lane
+  using Sum = T;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> Right(D d, const T* HWY_RESTRICT b) {
+    return hn::Load(d, b);
+  }
+  template <class D>
+  static HWY_INLINE hn::Vec<D> Left(D d, const T* HWY_RESTRICT a) {
+    return hn::Set(d, *a);
+  }
+  template <class V>
+  static HWY_INLINE V Accumulate(V a, V b, V sum) {
+    return hn::MulAdd(a, b, sum);
+  }
+};
+
+// Strides in elements. Sums run over `segments` runs of `steps` steps each, so
+// that A may lie in panels; B continues from one run to the next.
+template <typename Element, typename Sum>
+struct Product {
+  const Element* a;
+  size_t a_row, a_step, a_segment;
+  const Element* b;
+  size_t b_step;
+  Sum* c;
+  size_t c_row;
+  size_t steps, segments;
+  bool add;
+};
+
+// kUnitStep: a_step is 1 (A by rows); otherwise a_row is 1 (A by columns).
+template <class Op, bool kUnitStep, size_t kRows, size_t kVectors, class D>
+HWY_NOINLINE void RegisterBlock(
+    D d, const Product<typename Op::Element, typename Op::Sum>& product) {
+  using V = hn::Vec<D>;
+  using Element = typename Op::Element;
+  const size_t lanes = hn::Lanes(d);
+  // Sizeless vector types cannot stand in arrays, hence 24 names. Those that
+  // a smaller block does not use cost nothing.
+  V c00 = hn::Zero(d), c01 = c00, c02 = c00, c03 = c00;
+  V c10 = c00, c11 = c00, c12 = c00, c13 = c00;
+  V c20 = c00, c21 = c00, c22 = c00, c23 = c00;
+  V c30 = c00, c31 = c00, c32 = c00, c33 = c00;
+  V c40 = c00, c41 = c00, c42 = c00, c43 = c00;
+  V c50 = c00, c51 = c00, c52 = c00, c53 = c00;
+
+  const size_t a_row = kUnitStep ? product.a_row : 1;
+  const size_t a_step = kUnitStep ? 1 : product.a_step;
+  const size_t b_step = product.b_step;
+  const Element* HWY_RESTRICT b = product.b;
+  for (size_t segment = 0; segment < product.segments; ++segment) {
+    const Element* HWY_RESTRICT a = product.a + segment * product.a_segment;
+    for (size_t step = 0; step < product.steps; ++step) {
+      const V b0 = Op::Right(d, b);
+      V b1 = b0, b2 = b0, b3 = b0;
+      if constexpr (kVectors > 1) b1 = Op::Right(d, b + lanes);
+      if constexpr (kVectors > 2) b2 = Op::Right(d, b + 2 * lanes);
+      if constexpr (kVectors > 3) b3 = Op::Right(d, b + 3 * lanes);
+#define FA2_ROW(i)                                                           \
+  if constexpr (kRows > i) {                                                 \
+    const V left = Op::Left(d, a + i * a_row);                               \
+    c##i##0 = Op::Accumulate(left, b0, c##i##0);                             \
+    if constexpr (kVectors > 1) c##i##1 = Op::Accumulate(left, b1, c##i##1); \
+    if constexpr (kVectors > 2) c##i##2 = Op::Accumulate(left, b2, c##i##2); \
+    if constexpr (kVectors > 3) c##i##3 = Op::Accumulate(left, b3, c##i##3); \
+  }
+      FA2_ROW(0)
+      FA2_ROW(1)
+      FA2_ROW(2)
+      FA2_ROW(3)
+      FA2_ROW(4)
+      FA2_ROW(5)
+#undef FA2_ROW
+      a += a_step;
+      b += b_step;
+    }
+  }
+
+#define FA2_STORE(i, j)                                                        \
+  if constexpr (kRows > i && kVectors > j) {                                   \
+    auto* HWY_RESTRICT c = product.c + i * product.c_row + j * lanes;          \
+    hn::Store(product.add ? hn::Add(hn::Load(d, c), c##i##j) : c##i##j, d, c); \
+  }
+#define FA2_STORE_ROW(i) \
+  FA2_STORE(i, 0) FA2_STORE(i, 1) FA2_STORE(i, 2) FA2_STORE(i, 3)
+  FA2_STORE_ROW(0)
+  FA2_STORE_ROW(1)
+  FA2_STORE_ROW(2)
+  FA2_STORE_ROW(3)
+  FA2_STORE_ROW(4)
+  FA2_STORE_ROW(5)
+#undef FA2_STORE_ROW
+#undef FA2_STORE
+}
+
+template <class Op, bool kUnitStep, size_t kVectors, class D>
+HWY_INLINE void RegisterBlockOfRows(
+    D d, size_t rows,
+    const Product<typename Op::Element, typename Op::Sum>& product) {
+  switch (rows) {
+    case 1:
+      return RegisterBlock<Op, kUnitStep, 1, kVectors>(d, product);
+    case 2:
+      return RegisterBlock<Op, kUnitStep, 2, kVectors>(d, product);
+    case 3:
+      return RegisterBlock<Op, kUnitStep, 3, kVectors>(d, product);
+    case 4:
+      return RegisterBlock<Op, kUnitStep, 4, kVectors>(d, product);
+    case 5:
+      return RegisterBlock<Op, kUnitStep, 5, kVectors>(d, product);
+    default:
+      return RegisterBlock<Op, kUnitStep, 6, kVectors>(d, product);
+  }
+}
+
+// 1 <= rows <= kBlockRows, 1 <= vectors <= kBlockVectors.
+template <class Op, bool kUnitStep, class D>
+HWY_INLINE void AnyRegisterBlock(
+    D d, size_t rows, size_t vectors,
+    const Product<typename Op::Element, typename Op::Sum>& product) {
+  if (vectors == kBlockVectors) {
+    return RegisterBlockOfRows<Op, kUnitStep, kBlockVectors>(d, rows, product);
+  }
+  if constexpr (kBlockVectors > 2) {
+    if (vectors == 3) {
+      return RegisterBlockOfRows<Op, kUnitStep, 3>(d, rows, product);
+    }
+    if (vectors == 2) {
+      return RegisterBlockOfRows<Op, kUnitStep, 2>(d, rows, product);
+    }
+  }
+  RegisterBlockOfRows<Op, kUnitStep, 1>(d, rows, product);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fa2::simd
+HWY_AFTER_NAMESPACE();
+
+#endif
