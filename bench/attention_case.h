@@ -1,0 +1,58 @@
+// One attention benchmark as data, and the lists of them.
+#ifndef FA2_BENCH_ATTENTION_CASE_H_
+#define FA2_BENCH_ATTENTION_CASE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fa2/attention.h"
+
+namespace fa2::bench {
+
+enum class Pass { kForward, kBackward, kBoth };
+
+struct AttentionCase {
+  Pass pass = Pass::kBackward;
+  DType dtype = DType::kBF16;
+  int64_t batch = 1;
+  int64_t heads = 8;
+  int64_t kv_heads = 8;
+  int64_t queries = 2048;
+  int64_t keys = 2048;
+  int64_t head_dim = 128;
+  bool causal = false;  // from the top left
+  int threads = 1;
+  Precision precision = Precision::kFast;
+  int64_t window = 0;  // > 0: with causal, a query sees that many keys
+  bool bias = false;   // f32 [1, heads, queries, keys]
+  bool dbias = false;  // and its gradient
+  bool mask = false;   // boolean [1, 1, queries, keys], all visible
+  bool dropout = false;
+  bool softcap = false;
+  bool alibi = false;
+  bool sinks = false;
+
+  // Multiply-adds count two: 4 (forward) and 10 (backward) times visible
+  // (query, key) pairs times head_dim; a causal triangle counts as half of the
+  // square.
+  double Flops() const;
+  // "backward/bf16/B1/H8/KV8/N2048/D128/causal/T1", options behind; queries and
+  // keys that differ as "N512x1024".
+  std::string Name() const;
+};
+
+// Reads Name()'s format: parts in any order, those left out keep the defaults
+// above (KV: as H), T0 is all cores. False, and a sentence in *error, for a
+// part that has no meaning.
+bool ParseCase(const std::string& name, AttentionCase* result,
+               std::string* error);
+
+// "default": under two minutes; "full": the matrix of docs/performance.md;
+// "fa2-paper": the setting of the FlashAttention-2 paper; "options": what each
+// option costs. Empty for another name.
+std::vector<AttentionCase> Suite(const std::string& name);
+
+}  // namespace fa2::bench
+
+#endif  // FA2_BENCH_ATTENTION_CASE_H_

@@ -1,0 +1,451 @@
+#!/usr/bin/env python3
+"""fa2 beside PyTorch's scaled_dot_product_attention on this machine, forward and backward.
+
+    bench/compare_pytorch.py --quick                      about five minutes
+    bench/compare_pytorch.py                              the whole matrix: hours
+    bench/compare_pytorch.py --suite fa2-paper            the FlashAttention-2 paper's setting, with its plot
+    bench/compare_pytorch.py --case backward/bf16/B1/H8/KV8/N2048/D128/causal/T1
+    bench/compare_pytorch.py --filter 'backward/bf16.*D128'
+
+fa2 is called through its Python package where that can be imported, else through the bench binary
+(--bench, default build/bench/bench_attention), so that another machine needs only python3, PyTorch,
+NumPy and that binary.
+
+Times on shared machines are noisy: the two sides take turns (A B, B A, ...), and what is printed is
+the median of the rounds' ratios with the middle half of them. Every case is saved as soon as it is
+measured (OUT.json), and cases that OUT.json already holds are not measured again, so a run that was
+cut short goes on where it stopped. OUT.md is the table, OUT.png the plot (with matplotlib).
+
+PyTorch runs its own fused kernel (flash_attention_for_cpu) for all cases here; grouped heads use
+enable_gqa. Both sides read and write dense [B, H, N, D] arrays, compute all of dQ, dK, dV, and
+gradients have the inputs' dtype.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+
+CORES = len(os.sched_getaffinity(0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One row; `name` is bench_attention's name of the same case (bench/attention_case.h)."""
+    direction: str = "backward"  # forward, backward, both
+    dtype: str = "bf16"  # bf16, f16, f32
+    batch: int = 1
+    heads: int = 8
+    kv_heads: int = 8
+    length: int = 2048
+    head_dim: int = 128
+    causal: bool = False
+    threads: int = 1
+
+    @property
+    def name(self):
+        mask = "causal" if self.causal else "full"
+        return (f"{self.direction}/{self.dtype}/B{self.batch}/H{self.heads}/KV{self.kv_heads}/"
+                f"N{self.length}/D{self.head_dim}/{mask}/T{self.threads}")
+
+    @property
+    def flops(self):
+        pairs = self.length ** 2 / (2 if self.causal else 1)
+        per_pair = {"forward": 4, "backward": 10, "both": 14}[self.direction]
+        return per_pair * self.batch * self.heads * pairs * self.head_dim
+
+    @staticmethod
+    def parse(name):
+        match = re.fullmatch(
+            r"(forward|backward|both)/(bf16|f16|f32)/B(\d+)/H(\d+)/KV(\d+)/N(\d+)/D(\d+)/"
+            r"(full|causal)/T(\d+)", name)
+        if match is None:
+            sys.exit(f"case {name!r} must look like {Case().name}")
+        direction, dtype, batch, heads, kv_heads, length, head_dim, mask, threads = match.groups()
+        return Case(direction, dtype, int(batch), int(heads), int(kv_heads), int(length),
+                    int(head_dim), mask == "causal", int(threads) or CORES)
+
+
+def thread_counts():
+    return [1] if CORES == 1 else [1, CORES]
+
+
+def full_suite():
+    for threads in thread_counts():
+        for direction in ("forward", "backward"):
+            for dtype in ("bf16", "f16", "f32"):
+                for head_dim in (64, 128, 256):
+                    for length in (256, 1024, 4096, 16384):
+                        for causal in (False, True):
+                            for group in (1, 4):
+                                # As many rows whatever the length, so that no case takes minutes.
+                                heads = min(max(16384 // length, 4), 16)
+                                yield Case(direction, dtype, 1, heads, heads // group, length,
+                                           head_dim, causal, threads)
+
+
+def quick_suite():
+    for threads in thread_counts():
+        length, heads = (2048, 4) if threads == 1 else (4096, 16)
+        for direction in ("forward", "backward"):
+            for dtype in ("bf16", "f32"):
+                for head_dim in (64, 128, 256):
+                    for causal in (False, True):
+                        yield Case(direction, dtype, 1, heads, heads, length, head_dim, causal,
+                                   threads)
+            yield Case(direction, "f16", 1, heads, heads, length, 128, False, threads)
+            yield Case(direction, "bf16", 1, heads, heads // 4, length, 128, True, threads)
+            yield Case(direction, "bf16", 1, heads, heads, 256, 128, False, threads)
+
+
+def paper_suite():
+    """Batch x length = 16,384 tokens, heads x head dim = 2,048 (Dao 2023, section 4.1)."""
+    for direction in ("forward", "backward", "both"):
+        for causal in (False, True):
+            for head_dim in (64, 128):
+                for length in (512, 1024, 2048, 4096, 8192, 16384):
+                    heads = 2048 // head_dim
+                    yield Case(direction, "bf16", 16384 // length, heads, heads, length, head_dim,
+                               causal, CORES)
+
+
+class PyTorch:
+    """Runs a case with torch.nn.functional.scaled_dot_product_attention."""
+
+    def __init__(self, case):
+        import torch
+        self.torch, self.case = torch, case
+        dtype = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[case.dtype]
+        torch.manual_seed(0)
+
+        def tensor(heads):
+            return torch.randn(case.batch, heads, case.length, case.head_dim).to(dtype)
+
+        self.q, self.k, self.v = (
+            tensor(h).requires_grad_() for h in (case.heads, case.kv_heads, case.kv_heads))
+        self.dout = tensor(case.heads)
+        torch.set_num_threads(case.threads)
+        self.out = self.forward()
+
+    def forward(self):
+        case = self.case
+        options = {} if case.heads == case.kv_heads else {"enable_gqa": True}
+        return self.torch.nn.functional.scaled_dot_product_attention(
+            self.q, self.k, self.v, is_causal=case.causal, **options)
+
+    def backward(self, out):
+        return self.torch.autograd.grad(out, (self.q, self.k, self.v), self.dout,
+                                        retain_graph=True)
+
+    def run(self):
+        if self.case.direction == "forward":
+            with self.torch.no_grad():
+                self.forward()
+        elif self.case.direction == "backward":
+            self.backward(self.out)
+        else:
+            self.backward(self.forward())
+
+    def seconds(self, at_least):
+        return time_calls(self.run, at_least)
+
+
+class Fa2Package:
+    """Runs a case with the Python package fa2 on PyTorch's tensors."""
+
+    def __init__(self, case, pytorch):
+        import fa2
+        self.fa2, self.case = fa2, case
+        self.q, self.k, self.v = (t.detach() for t in (pytorch.q, pytorch.k, pytorch.v))
+        self.dout = pytorch.dout
+        self.options = {"causal": "top_left" if case.causal else None,
+                        "num_threads": case.threads}
+        self.out, self.lse = self.forward()
+
+    def forward(self):
+        return self.fa2.attention_forward(self.q, self.k, self.v, **self.options)
+
+    def backward(self, out, lse):
+        return self.fa2.attention_backward(self.dout, self.q, self.k, self.v, out, lse,
+                                           **self.options)
+
+    def run(self):
+        if self.case.direction == "forward":
+            self.forward()
+        elif self.case.direction == "backward":
+            self.backward(self.out, self.lse)
+        else:
+            self.backward(*self.forward())
+
+    def seconds(self, at_least):
+        return time_calls(self.run, at_least)
+
+    def difference(self, pytorch):
+        """The largest relative L2 difference of out, dq, dk, dv from PyTorch's."""
+        grads = self.backward(self.out, self.lse)
+        pairs = zip((self.out, grads.dq, grads.dk, grads.dv),
+                    (pytorch.out, *pytorch.backward(pytorch.out)))
+        return max(float((a.double() - b.double()).norm() / b.double().norm()) for a, b in pairs)
+
+    @property
+    def details(self):
+        info = self.fa2.info()
+        return {"fa2": f"{info['target']}/{info['engine']}"}
+
+
+class Fa2Bench:
+    """Runs a case with the bench binary, a process each time."""
+
+    def __init__(self, case, binary):
+        self.case, self.binary, self.details = case, binary, {}
+
+    def seconds(self, at_least):
+        result = subprocess.run(
+            [self.binary, f"--case={self.case.name}", "--benchmark_format=json",
+             f"--benchmark_min_time={at_least}"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        if result.returncode != 0:
+            sys.exit(f"{self.binary} failed:\n{result.stderr}")
+        entry = json.loads(result.stdout)["benchmarks"][0]
+        if entry.get("error_occurred"):
+            raise RuntimeError(entry["error_message"])
+        self.details = {"fa2": entry["label"], "peak_gflops": entry.get("peak_GFLOPS"),
+                        "peak_share": entry.get("peak_share")}
+        return self.case.flops / entry["GFLOPS"] / 1e9
+
+    def difference(self, pytorch):
+        del pytorch
+        return None
+
+
+def time_calls(function, at_least):
+    """Seconds per call over at least that many seconds."""
+    calls, begin = 0, time.perf_counter()
+    while True:
+        function()
+        calls += 1
+        elapsed = time.perf_counter() - begin
+        if elapsed >= at_least:
+            return elapsed / calls
+
+
+def measure(case, make_fa2, options):
+    pytorch = PyTorch(case)
+    fa2 = make_fa2(case, pytorch)
+    sides = {"fa2": fa2, "pytorch": pytorch}
+    # The first call of each side warms it up and says how many rounds the time allows.
+    first = {name: side.seconds(0) for name, side in sides.items()}
+    per_round = sum(max(seconds, options.min_time) for seconds in first.values())
+    rounds = int(min(max(options.case_time / per_round, 3), options.max_rounds))
+    times = {"fa2": [], "pytorch": []}
+    for index in range(rounds):
+        for name in ("fa2", "pytorch") if index % 2 == 0 else ("pytorch", "fa2"):
+            # OpenMP's workers spin for some milliseconds after a parallel loop.
+            time.sleep(0.01)
+            times[name].append(sides[name].seconds(options.min_time))
+    ratios = sorted(p / f for p, f in zip(times["pytorch"], times["fa2"]))
+    row = {
+        "case": case.name,
+        "rounds": rounds,
+        "fa2_gflops": case.flops / statistics.median(times["fa2"]) / 1e9,
+        "pytorch_gflops": case.flops / statistics.median(times["pytorch"]) / 1e9,
+        "fa2_ms": statistics.median(times["fa2"]) * 1e3,
+        "pytorch_ms": statistics.median(times["pytorch"]) * 1e3,
+        "speedup": statistics.median(ratios),
+        "speedup_low": ratios[rounds // 4],
+        "speedup_high": ratios[-1 - rounds // 4],
+        "difference": fa2.difference(pytorch),
+    }
+    row.update(fa2.details)
+    return row
+
+
+def cpu_name():
+    try:
+        text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        return re.search(r"model name\s*: (.*)", text).group(1)
+    except (OSError, AttributeError):
+        return platform.processor() or platform.machine()
+
+
+def markdown(report):
+    lines = [
+        f"{report['cpu']}, {report['cores']} cores; PyTorch {report['pytorch']}; fa2 through "
+        f"{report['through']}.",
+        "",
+        "| direction | dtype | B·H/Hkv | N | D | mask | threads | fa2 GFLOP/s | PyTorch GFLOP/s |"
+        " fa2 / PyTorch (middle half) | share of peak |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        case = Case.parse(row["case"])
+        share = row.get("peak_share")
+        lines.append(
+            f"| {case.direction} | {case.dtype} | {case.batch}·{case.heads}/{case.kv_heads} | "
+            f"{case.length} | {case.head_dim} | {'causal' if case.causal else 'full'} | "
+            f"{case.threads} | {row['fa2_gflops']:.0f} | {row['pytorch_gflops']:.0f} | "
+            f"**{row['speedup']:.2f}** ({row['speedup_low']:.2f}–{row['speedup_high']:.2f}) | "
+            f"{'' if share is None else format(share, '.2f')} |")
+    return "\n".join(lines) + "\n"
+
+
+def plot_rates(report, path):
+    """The paper's figures: one panel per head dim and mask, GFLOP/s over the length."""
+    from matplotlib import pyplot
+    rows = [(Case.parse(row["case"]), row) for row in report["rows"]]
+    directions = [d for d in ("forward", "backward", "both") if any(c.direction == d for c, _ in rows)]
+    panels = sorted({(c.causal, c.head_dim) for c, _ in rows})
+    figure, axes = pyplot.subplots(len(directions), len(panels), squeeze=False,
+                                   figsize=(4 * len(panels), 3 * len(directions)))
+    for i, direction in enumerate(directions):
+        for j, (causal, head_dim) in enumerate(panels):
+            axis = axes[i][j]
+            points = sorted(((c.length, r) for c, r in rows if c.direction == direction
+                             and (c.causal, c.head_dim) == (causal, head_dim)), key=lambda p: p[0])
+            for key, label in (("fa2_gflops", "fa2"), ("pytorch_gflops", "PyTorch")):
+                axis.plot([n for n, _ in points], [r[key] for _, r in points], "o-", label=label)
+            axis.set(title=f"{direction}, D {head_dim}, {'causal' if causal else 'full'}",
+                     xlabel="sequence length", ylabel="GFLOP/s", ylim=(0, None))
+            axis.set_xscale("log", base=2)
+            axis.legend()
+    figure.suptitle(f"{report['cpu']}, {report['cores']} cores")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def plot_speedups(report, path):
+    """One panel per dtype, direction and thread count: speedup over the length."""
+    from matplotlib import pyplot
+    rows = [(Case.parse(row["case"]), row) for row in report["rows"]]
+    dtypes = [d for d in ("bf16", "f16", "f32") if any(c.dtype == d for c, _ in rows)]
+    columns = sorted({(c.threads, c.direction) for c, _ in rows})
+    figure, axes = pyplot.subplots(len(dtypes), len(columns), squeeze=False,
+                                   figsize=(4 * len(columns), 3 * len(dtypes)))
+    for i, dtype in enumerate(dtypes):
+        for j, (threads, direction) in enumerate(columns):
+            axis = axes[i][j]
+            lines = {}
+            for case, row in rows:
+                if (case.dtype, case.threads, case.direction) == (dtype, threads, direction):
+                    key = (case.head_dim, case.causal, case.heads // case.kv_heads)
+                    lines.setdefault(key, []).append((case.length, row["speedup"]))
+            for (head_dim, causal, group), points in sorted(lines.items()):
+                points.sort()
+                axis.plot([n for n, _ in points], [s for _, s in points],
+                          marker="o" if group == 1 else "x", linestyle="--" if causal else "-",
+                          color=f"C{(64, 128, 256).index(head_dim) if head_dim in (64, 128, 256) else 3}",
+                          label=f"D {head_dim}{' causal' if causal else ''}"
+                                f"{'' if group == 1 else f' GQA {group}:1'}")
+            axis.axhline(1, color="gray", linewidth=0.8)
+            axis.set(title=f"{direction}, {dtype}, {threads} thread{'s' if threads > 1 else ''}",
+                     xlabel="sequence length", ylabel="fa2 / PyTorch", ylim=(0, None))
+            axis.set_xscale("log", base=2)
+            if lines:
+                axis.legend(fontsize=6)
+    figure.suptitle(f"{report['cpu']}, {report['cores']} cores")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def save(report, out, plot):
+    out.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    out.with_suffix(".md").write_text(markdown(report), encoding="utf-8")
+    if plot and report["rows"]:
+        try:
+            import matplotlib
+            matplotlib.use("Agg")
+        except ImportError:
+            print("no plot: matplotlib is not installed", file=sys.stderr)
+            return
+        draw = plot_rates if report["suite"] == "fa2-paper" else plot_speedups
+        draw(report, out.with_suffix(".png"))
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", choices=("full", "fa2-paper"), default="full")
+    parser.add_argument("--quick", action="store_true", help="a short list of cases")
+    parser.add_argument("--case", action="append", help="this case only; may be repeated")
+    parser.add_argument("--filter", default="", help="only cases that match this regular expression")
+    parser.add_argument("--bench", type=pathlib.Path,
+                        help="use this bench_attention even where the package fa2 is importable")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("compare_pytorch"),
+                        help="OUT.json, OUT.md, OUT.png (default compare_pytorch)")
+    parser.add_argument("--min-time", type=float, default=0.05,
+                        help="seconds of calls per side and round (default 0.05)")
+    parser.add_argument("--case-time", type=float, default=3.0,
+                        help="seconds per case, at least three rounds (default 3)")
+    parser.add_argument("--max-rounds", type=int, default=15)
+    parser.add_argument("--fresh", action="store_true", help="measure again what OUT.json holds")
+    return parser.parse_args()
+
+
+def main():
+    options = parse_arguments()
+    try:
+        import torch
+    except ImportError:
+        sys.exit("compare_pytorch needs PyTorch: pip install torch")
+    through = "its Python package"
+    make_fa2 = Fa2Package
+    if options.bench is None:
+        try:
+            import fa2
+            del fa2
+        except ImportError:
+            options.bench = pathlib.Path(__file__).resolve().parent.parent / "build/bench/bench_attention"
+    if options.bench is not None:
+        binary = options.bench.resolve()
+        if not binary.is_file():
+            sys.exit(f"neither the Python package fa2 nor the bench binary {binary} is there")
+        through = "bench_attention"
+        make_fa2 = lambda case, pytorch: Fa2Bench(case, str(binary))  # noqa: E731
+
+    if options.case:
+        cases = [Case.parse(name) for name in options.case]
+    else:
+        suite = quick_suite if options.quick else {"full": full_suite, "fa2-paper": paper_suite}[options.suite]
+        if options.quick and options.suite == "fa2-paper":
+            suite = lambda: (c for c in paper_suite() if c.length in (512, 2048, 8192))  # noqa: E731
+        cases = [c for c in suite() if re.search(options.filter, c.name)]
+
+    report = {"cpu": cpu_name(), "cores": CORES, "pytorch": torch.__version__, "through": through,
+              "suite": options.suite, "rows": []}
+    saved = options.out.with_suffix(".json")
+    if saved.is_file() and not options.fresh:
+        earlier = json.loads(saved.read_text(encoding="utf-8"))
+        same = ("cpu", "cores", "pytorch", "through", "suite")
+        if all(earlier.get(key) == report[key] for key in same):
+            report["rows"] = earlier["rows"]
+        else:
+            sys.exit(f"{saved} is of another machine, version or suite: choose another --out, or --fresh")
+    done = {row["case"] for row in report["rows"]}
+
+    for index, case in enumerate(cases):
+        if case.name in done:
+            continue
+        try:
+            row = measure(case, make_fa2, options)
+        except RuntimeError as error:
+            print(f"{case.name}: {error}", file=sys.stderr)
+            continue
+        report["rows"].append(row)
+        difference = "" if row["difference"] is None else f"  differ by {row['difference']:.1e}"
+        print(f"[{index + 1}/{len(cases)}] {case.name}: fa2 {row['fa2_gflops']:.0f}, PyTorch "
+              f"{row['pytorch_gflops']:.0f} GFLOP/s, {row['speedup']:.2f}x "
+              f"({row['speedup_low']:.2f}-{row['speedup_high']:.2f}){difference}", flush=True)
+        save(report, options.out, plot=False)
+    save(report, options.out, plot=True)
+    print(f"Saved {options.out}.json, .md and, with matplotlib, .png")
+
+
+if __name__ == "__main__":
+    main()
