@@ -1,0 +1,253 @@
+/* The C interface of fa2: every function of the C++ interface, in C99.
+ *
+ * Status and message. Every function that can fail returns a fa2_status; on
+ * anything but FA2_OK nothing has been written, and fa2_last_error() gives one
+ * sentence that names the argument, what it is and what it must be. Nothing
+ * throws, aborts or prints.
+ *
+ * Structs. A struct that may grow begins with `struct_size`, which the caller
+ * sets to sizeof(the struct). Zero means "the default" in every other field,
+ * now and in later versions, so `fa2_attention_options o = {sizeof o};` is
+ * complete. A library newer than its caller reads what the caller's struct has;
+ * an older one accepts a larger struct whose tail is all zero and refuses any
+ * other. fa2_tensor and fa2_const_tensor never change.
+ *
+ * Threads. Calls from several threads may share a context.
+ */
+#ifndef FA2_FA2_C_H_
+#define FA2_FA2_C_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "fa2/export.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Status, version ---------------------------------------------------- */
+
+typedef enum fa2_status {
+  FA2_OK = 0,
+  FA2_INVALID_ARGUMENT =
+      1,                 /* arguments do not fit each other or the contract */
+  FA2_OUT_OF_MEMORY = 2, /* no workspace, or it is over the context's limit */
+  FA2_UNSUPPORTED = 3,   /* a combination, target or engine that this build or
+                            CPU lacks */
+  FA2_INTERNAL = 4       /* a fault of fa2 itself */
+} fa2_status;
+
+/* The sentence of the last failed call on this thread; "" after one that
+ * succeeded. Valid until this thread's next fa2 call; at most 1023 bytes. */
+FA2_EXPORT const char* fa2_last_error(void);
+
+/* "ok", "invalid argument", "out of memory", "unsupported", "internal error",
+ * or "unknown status". */
+FA2_EXPORT const char* fa2_status_string(fa2_status status);
+
+/* "MAJOR.MINOR.PATCH". */
+FA2_EXPORT const char* fa2_version_string(void);
+
+/* MAJOR * 1000000 + MINOR * 1000 + PATCH. */
+FA2_EXPORT uint32_t fa2_version(void);
+
+/* ---- Tensors ------------------------------------------------------------ */
+
+/* Element types. bf16 and f16 are 16-bit storage; a bool is one byte. */
+enum {
+  FA2_F32 = 0,
+  FA2_BF16 = 1,
+  FA2_F16 = 2,
+  FA2_F64 = 3,
+  FA2_BOOL = 4,
+  FA2_I32 = 5,
+  FA2_I64 = 6
+};
+
+/* A read-only strided array of four dimensions. `strides` count elements and
+ * may be negative or 0; `data` points to element (0,0,0,0), NULL means "not
+ * given". Arrays of fewer dimensions carry leading sizes of 1. */
+typedef struct fa2_const_tensor {
+  const void* data;
+  int32_t dtype;
+  int32_t reserved; /* 0 */
+  int64_t sizes[4];
+  int64_t strides[4];
+} fa2_const_tensor;
+
+/* The same for arrays that a call writes. */
+typedef struct fa2_tensor {
+  void* data;
+  int32_t dtype;
+  int32_t reserved; /* 0 */
+  int64_t sizes[4];
+  int64_t strides[4];
+} fa2_tensor;
+
+/* Dense views: the last dimension is contiguous. For Q: batch, heads,
+ * sequence, head_dim. */
+FA2_EXPORT fa2_const_tensor fa2_dense_const(const void* data, int32_t dtype,
+                                            int64_t b, int64_t h, int64_t n,
+                                            int64_t d);
+FA2_EXPORT fa2_tensor fa2_dense(void* data, int32_t dtype, int64_t b, int64_t h,
+                                int64_t n, int64_t d);
+
+/* ---- Contexts ----------------------------------------------------------- */
+
+/* Threads, workspace memory and the choice of kernels. NULL in the place of a
+ * context is the process's default one, made from the environment on first
+ * use. After fork() the child may go on using a context. */
+typedef struct fa2_context fa2_context;
+
+typedef struct fa2_context_options {
+  size_t struct_size;
+  int32_t num_threads; /* 0: FA2_NUM_THREADS, or all cores of this process */
+  int32_t reserved;    /* 0 */
+  size_t memory_limit; /* bytes of workspace held at once; 0: no limit */
+  /* Where workspace comes from: all of it out of one buffer of the caller's,
+   * which must outlive the context (two calls at once need twice the bytes);
+   * or a pair of functions; or, with neither, the system. `allocate` returns
+   * memory aligned to `alignment` or NULL. */
+  void* workspace;
+  size_t workspace_bytes;
+  void* (*allocate)(void* opaque, size_t bytes, size_t alignment);
+  void (*release)(void* opaque, void* memory, size_t bytes);
+  void* opaque;
+  const char* max_target; /* Highway's name in lower case ("avx2"); NULL or "":
+                             FA2_MAX_TARGET, or the best */
+  const char* engine;     /* "f32", "bf16dot", "amx"; NULL or "": FA2_ENGINE, or
+                             the fastest for the data */
+} fa2_context_options;
+
+/* `options` may be NULL. */
+FA2_EXPORT fa2_status fa2_context_create(const fa2_context_options* options,
+                                         fa2_context** context);
+
+/* No call may be using the context. NULL is allowed. */
+FA2_EXPORT void fa2_context_destroy(fa2_context* context);
+
+typedef struct fa2_context_info {
+  size_t struct_size;
+  int32_t num_threads;
+  int32_t reserved;
+  char target[32];   /* the instruction set in use, e.g. "avx3" */
+  char engine[32];   /* engine for bf16 inputs in precision fast */
+  char targets[256]; /* every target that this build and CPU have, best first,
+                        separated by spaces */
+  char engines[128]; /* every engine that this build and CPU have */
+  size_t workspace_bytes;      /* held now, in use or kept for reuse */
+  size_t peak_workspace_bytes; /* the highest number so far */
+  size_t allocation_count;     /* how often memory was asked for */
+} fa2_context_info;
+
+/* The caller sets info->struct_size; the rest is written. */
+FA2_EXPORT fa2_status fa2_context_get_info(fa2_context* context,
+                                           fa2_context_info* info);
+
+/* Gives workspace that no call is using back to where it came from. */
+FA2_EXPORT fa2_status fa2_context_release_workspace(fa2_context* context);
+
+/* ---- Attention ---------------------------------------------------------- */
+
+enum {
+  FA2_CAUSAL_NONE = 0,
+  FA2_CAUSAL_TOP_LEFT = 1,    /* query i sees key j iff j <= i */
+  FA2_CAUSAL_BOTTOM_RIGHT = 2 /* query i sees key j iff j <= i + Nk - Nq */
+};
+
+enum {
+  FA2_PRECISION_FAST = 0, /* bf16 inputs: products in bf16, f32 sums */
+  FA2_PRECISION_HIGH = 1, /* f32 inputs may use three products of bf16 terms */
+  FA2_PRECISION_EXACT = 2 /* P and dS stay f32 */
+};
+
+/* What shapes the scores S = scale * Q K^T; then, in this order: softcap *
+ * tanh(S / softcap), + bias, + ALiBi, mask. fa2/attention.h gives the shapes
+ * and dtypes of the tensors, which are the same here. */
+typedef struct fa2_attention_options {
+  size_t struct_size;
+  int32_t has_scale;  /* 0: the scale is 1 / sqrt(D) */
+  int32_t causal;     /* FA2_CAUSAL_... */
+  double scale;       /* read where has_scale is not 0 */
+  int32_t has_window; /* 0: no window, window_left and window_right not read */
+  int32_t precision;  /* FA2_PRECISION_... */
+  /* Keys in [i' - window_left, i' + window_right] are visible to query i,
+   * where i' = i with FA2_CAUSAL_TOP_LEFT and i + Nk - Nq otherwise; -1 is
+   * unbounded. */
+  int64_t window_left;
+  int64_t window_right;
+  double softcap;                /* 0: none */
+  fa2_const_tensor bias;         /* additive, or a boolean mask */
+  fa2_const_tensor alibi_slopes; /* f32 [B or 1, Hq, 1, 1] */
+  fa2_const_tensor sinks;        /* f32 [1, Hq, 1, 1] */
+  double dropout_p;              /* in [0, 1] */
+  uint64_t philox_seed;
+  uint64_t philox_offset;
+  fa2_const_tensor cu_seqlens_q; /* i32 or i64 [1, 1, 1, sequences + 1] */
+  fa2_const_tensor cu_seqlens_k;
+  int64_t max_seqlen_q; /* 0: the longest sequence */
+  int64_t max_seqlen_k;
+} fa2_attention_options;
+
+typedef struct fa2_attention_forward_args {
+  size_t struct_size;
+  const fa2_attention_options* options; /* NULL: all defaults */
+  fa2_const_tensor q, k, v;
+  fa2_tensor out;
+  fa2_tensor lse; /* may be left out */
+} fa2_attention_forward_args;
+
+typedef struct fa2_attention_backward_args {
+  size_t struct_size;
+  const fa2_attention_options* options; /* NULL: all defaults */
+  fa2_const_tensor dout, q, k, v;
+  fa2_const_tensor out;   /* may be left out when delta is given */
+  fa2_const_tensor lse;   /* of the forward */
+  fa2_const_tensor dlse;  /* may be left out: gradient of lse */
+  fa2_const_tensor delta; /* may be left out: rowsum(out * dout) */
+  /* Each gradient may be left out. */
+  fa2_tensor dq, dk, dv, dbias, dalibi_slopes, dsinks;
+  /* Not 0: the gradient is added to what the output holds. */
+  int32_t accumulate_dq, accumulate_dk, accumulate_dv, accumulate_dbias;
+} fa2_attention_backward_args;
+
+FA2_EXPORT fa2_status fa2_attention_forward(
+    const fa2_attention_forward_args* args, fa2_context* context);
+FA2_EXPORT fa2_status fa2_attention_backward(
+    const fa2_attention_backward_args* args, fa2_context* context);
+
+/* Bytes of workspace that the call would take from the context. */
+FA2_EXPORT fa2_status
+fa2_attention_forward_workspace(const fa2_attention_forward_args* args,
+                                size_t* bytes, fa2_context* context);
+FA2_EXPORT fa2_status
+fa2_attention_backward_workspace(const fa2_attention_backward_args* args,
+                                 size_t* bytes, fa2_context* context);
+
+/* delta[b,h,i] = sum_d out[b,h,i,d] * dout[b,h,i,d]: out and dout [B, H, N, D]
+ * of one dtype, delta [B, H, N, 1] f32 (f64 for f64). */
+FA2_EXPORT fa2_status fa2_attention_delta(const fa2_const_tensor* out,
+                                          const fa2_const_tensor* dout,
+                                          const fa2_tensor* delta,
+                                          fa2_context* context);
+
+/* The dropout mask that attention uses: keep[b,h,i,j], FA2_BOOL, dense
+ * [B, H, Nq, Nk]. */
+FA2_EXPORT fa2_status fa2_philox_keep_mask(double dropout_p, uint64_t seed,
+                                           uint64_t offset,
+                                           const fa2_tensor* keep,
+                                           fa2_context* context);
+
+/* The float64 oracle: the same arguments, plain loops in double, every output
+ * in any float dtype. Slow; takes O(Nq * Nk) memory per head. */
+FA2_EXPORT fa2_status
+fa2_attention_reference_forward(const fa2_attention_forward_args* args);
+FA2_EXPORT fa2_status
+fa2_attention_reference_backward(const fa2_attention_backward_args* args);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* FA2_FA2_C_H_ */

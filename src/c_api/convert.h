@@ -1,0 +1,25 @@
+// C structs to their C++ twins.
+#ifndef FA2_SRC_C_API_CONVERT_H_
+#define FA2_SRC_C_API_CONVERT_H_
+
+#include "fa2/attention.h"
+#include "fa2/fa2_c.h"
+#include "fa2/status.h"
+#include "fa2/types.h"
+
+namespace fa2::c_api {
+
+// Each fails for a NULL argument, a dtype that is none, and a reserved field
+// that is not 0; `name` is how the sentence calls the tensor.
+Status Convert(const char* name, const fa2_const_tensor* from,
+               ConstTensorView* to);
+Status Convert(const char* name, const fa2_tensor* from, TensorView* to);
+
+Status Convert(const fa2_attention_forward_args* from,
+               AttentionForwardArgs* to);
+Status Convert(const fa2_attention_backward_args* from,
+               AttentionBackwardArgs* to);
+
+}  // namespace fa2::c_api
+
+#endif  // FA2_SRC_C_API_CONVERT_H_
