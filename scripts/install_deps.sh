@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs with apt what fa2 needs and this machine lacks; says nothing when all is there.
-#   scripts/install_deps.sh [GROUP...]      groups: build (the default), format, qemu, python
+#   scripts/install_deps.sh [GROUP|PACKAGE...]    groups: build (the default), format, qemu, python
 # Works as root, or as a user who may use sudo.
 set -euo pipefail
 
@@ -10,11 +10,9 @@ for group in "${@:-build}"; do
     build) packages+=(g++ cmake ninja-build pkg-config libhwy-dev libtbb-dev libgtest-dev
                       libbenchmark-dev libopenblas-dev) ;;
     format) packages+=(clang-format git) ;;
-    # Highway and TBB for the other architecture come from scripts/qemu.sh, which knows it.
-    qemu) packages+=(qemu-user dpkg-dev) ;;
+    qemu) packages+=(qemu-user) ;;
     python) packages+=(python3 python3-dev python3-venv python3-pip) ;;
-    *) echo "install_deps.sh: unknown group '$group': it must be build, format, qemu or python" >&2
-       exit 2 ;;
+    *) packages+=("$group") ;;
   esac
 done
 

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Builds for another processor and runs the tests under qemu-user.
+#   scripts/qemu.sh [ARCH] [CMake arguments...]   ARCH, by Debian's name: arm64 (the default), armhf or ppc64el
+# Nothing of the foreign architecture is installed on this machine: Highway, TBB and GoogleTest come as
+# Debian packages unpacked into the build folder.
+# (Debian 12 has no riscv64 packages, and Highway 1.0.3's RVV needs a newer compiler than its GCC 12.)
+# Environment: FA2_BUILD_DIR (default: build-qemu-ARCH), FA2_TESTS (a ctest -R pattern; default: all tests),
+# FA2_QEMU_CPU (qemu's -cpu; default: max, with every extension that qemu knows).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+arch=${1:-arm64}
+[[ $# -eq 0 ]] || shift
+case "$arch" in
+  arm64) triplet=aarch64-linux-gnu qemu=qemu-aarch64 processor=aarch64 ;;
+  armhf) triplet=arm-linux-gnueabihf qemu=qemu-arm processor=armv7l ;;
+  ppc64el) triplet=powerpc64le-linux-gnu qemu=qemu-ppc64le processor=ppc64le ;;
+  *) echo "qemu.sh: unknown architecture '$arch': it must be arm64, armhf or ppc64el" >&2; exit 2 ;;
+esac
+build=${FA2_BUILD_DIR:-build-qemu-$arch}
+mkdir -p "$build"
+build=$(cd "$build" && pwd)
+sysroot=$build/sysroot
+
+scripts/install_deps.sh build qemu "g++-$triplet"
+
+# A package index of the architecture, in a folder of its own.
+if [[ ! -e $sysroot/complete ]]; then
+  echo "Unpacking $arch packages into $sysroot"
+  lists=$build/apt
+  mkdir -p "$lists/lists/partial" "$lists/archives/partial" "$sysroot"
+  apt=(apt-get -qq -o "APT::Architecture=$arch" -o "APT::Architectures=$arch"
+       -o "Dir::State::Lists=$lists/lists" -o "Dir::Cache=$lists" -o "Dir::State::status=/dev/null"
+       -o APT::Sandbox::User=)
+  "${apt[@]}" update </dev/null
+  (cd "$lists/archives" && "${apt[@]}" download libhwy-dev libhwy1 libtbb-dev libtbb12 libtbbmalloc2 \
+    libtbbbind-2-5 libgtest-dev googletest </dev/null)
+  for package in "$lists"/archives/*.deb; do dpkg-deb -x "$package" "$sysroot"; done
+  rm -rf "$lists"
+  touch "$sysroot/complete"
+fi
+
+cat >"$build/toolchain.cmake" <<TOOLCHAIN
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR $processor)
+set(CMAKE_C_COMPILER $triplet-gcc)
+set(CMAKE_CXX_COMPILER $triplet-g++)
+set(CMAKE_LIBRARY_ARCHITECTURE $triplet)
+set(CMAKE_FIND_ROOT_PATH $sysroot)
+set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
+set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE ONLY)
+set(CMAKE_EXE_LINKER_FLAGS_INIT "-L$sysroot/usr/lib/$triplet -Wl,-rpath-link,$sysroot/usr/lib/$triplet")
+set(CMAKE_SHARED_LINKER_FLAGS_INIT "\${CMAKE_EXE_LINKER_FLAGS_INIT}")
+set(CMAKE_CROSSCOMPILING_EMULATOR
+    $qemu;-cpu;${FA2_QEMU_CPU:-max};-L;/usr/$triplet;-E;LD_LIBRARY_PATH=$sysroot/usr/lib/$triplet)
+TOOLCHAIN
+
+cmake -S . -B "$build" -G Ninja -DCMAKE_TOOLCHAIN_FILE="$build/toolchain.cmake" \
+  -DCMAKE_BUILD_TYPE=Release -DFA2_BUILD_BENCHMARKS=OFF -DFA2_BUILD_EXAMPLES=OFF "$@"
+cmake --build "$build"
+ctest --test-dir "$build" --output-on-failure --no-tests=error -j "$(nproc)" \
+  ${FA2_TESTS:+-R "$FA2_TESTS"}

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Runs the tests under sanitizers.
+#   scripts/sanitize.sh [asan|tsan]...      default: both; asan includes undefined behaviour
+# Environment: FA2_TESTS (a ctest -R pattern; default: all tests).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+scripts/install_deps.sh build
+export UBSAN_OPTIONS=print_stacktrace=1
+export TSAN_OPTIONS="suppressions=$PWD/scripts/tsan.supp"
+if [[ $# -eq 0 ]]; then set -- asan tsan; fi
+for preset in "$@"; do
+  cmake --preset "$preset"
+  cmake --build --preset "$preset"
+  ctest --preset "$preset" -j "$(nproc)" ${FA2_TESTS:+-R "$FA2_TESTS"}
+done
