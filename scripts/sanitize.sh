@@ -7,7 +7,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 scripts/install_deps.sh build
 export UBSAN_OPTIONS=print_stacktrace=1
-export TSAN_OPTIONS="suppressions=$PWD/scripts/tsan.supp"
 if [[ $# -eq 0 ]]; then set -- asan tsan; fi
 for preset in "$@"; do
   cmake --preset "$preset"

@@ -16,6 +16,14 @@ namespace {
 // them has lost its workers.
 std::atomic<int> g_forks{0};
 
+// ThreadSanitizer does not see the synchronisation inside TBB, which
+// distributions build without it.
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kOwnThreads = true;
+#else
+constexpr bool kOwnThreads = false;
+#endif
+
 int Forks() {
   static const int registered =
       pthread_atfork(nullptr, nullptr, [] { g_forks.fetch_add(1); });
@@ -56,7 +64,7 @@ void Pool::Run(int64_t items, Function function, const void* body) const {
       function(body, item, worker);
     }
   };
-  if (arena_->forks != Forks()) {
+  if (kOwnThreads || arena_->forks != Forks()) {
     std::vector<std::thread> threads;
     for (int worker = 1; worker < workers; ++worker)
       threads.emplace_back(work, worker);
