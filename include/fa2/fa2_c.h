@@ -7,10 +7,12 @@
  *
  * Structs. A struct that may grow begins with `struct_size`, which the caller
  * sets to sizeof(the struct). Zero means "the default" in every other field,
- * now and in later versions, so `fa2_attention_options o = {sizeof o};` is
- * complete. A library newer than its caller reads what the caller's struct has;
- * an older one accepts a larger struct whose tail is all zero and refuses any
- * other. fa2_tensor and fa2_const_tensor never change.
+ * now and in later versions, so
+ *   fa2_attention_options options = {0};
+ *   options.struct_size = sizeof options;
+ * is complete. A library newer than its caller reads what the caller's struct
+ * has; an older one accepts a larger struct whose tail is all zero and refuses
+ * any other. fa2_tensor and fa2_const_tensor never change.
  *
  * Threads. Calls from several threads may share a context.
  */
