@@ -1,0 +1,76 @@
+"""FlashAttention-2 training kernels for CPUs.
+
+    import fa2
+    out, lse = fa2.attention_forward(q, k, v, causal="top_left")
+    grads = fa2.attention_backward(dout, q, k, v, out, lse, causal="top_left")
+
+Arrays are those of NumPy, ml_dtypes, PyTorch, JAX or anything with __dlpack__. The parts for one
+library are imported by name: fa2.torch, fa2.flash_attn, fa2.hf, fa2.jax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as _np
+
+from fa2 import _core, reference
+from fa2._attention import Gradients, attention_backward, attention_forward
+from fa2._core import __version__
+from fa2._training_ops import (
+    causal_attention_backward,
+    cross_entropy,
+    embedding_backward,
+    rms_norm,
+    rms_norm_backward,
+    softmax,
+    softmax_backward,
+    transpose_2d,
+)
+
+__all__ = [
+    "Gradients",
+    "__version__",
+    "attention_backward",
+    "attention_forward",
+    "causal_attention_backward",
+    "cross_entropy",
+    "embedding_backward",
+    "info",
+    "philox_keep_mask",
+    "reference",
+    "rms_norm",
+    "rms_norm_backward",
+    "softmax",
+    "softmax_backward",
+    "transpose_2d",
+]
+
+
+def philox_keep_mask(shape: Sequence[int], dropout_p: float, seed: int, offset: int) -> _np.ndarray:
+    """The dropout mask that attention uses: True where an element of P is kept.
+
+    Args:
+      shape: [B, Hq, Nq, Nk], or fewer dimensions, taken as leading ones.
+      dropout_p: probability of dropping, in [0, 1].
+      seed, offset: philox_seed and philox_offset of attention_forward. Element n in row-major order
+        is kept iff x · 2⁻³² + 2⁻³³ > dropout_p (in f32), where x is 32-bit output offset + n of
+        Philox4x32-10 (Salmon et al. 2011) with key seed.
+
+    Returns:
+      A bool NumPy array of that shape.
+    """
+    keep = _np.empty(tuple(shape), dtype=_np.bool_)
+    _core.philox_keep_mask(keep, float(dropout_p), seed, offset)
+    return keep
+
+
+def info() -> dict[str, Any]:
+    """What a call computes with.
+
+    version; target (instruction set in use, e.g. "avx3"); engine (matrix engine of bf16 inputs in
+    precision "fast"); threads; targets and engines (all that this build and this CPU have, best
+    first).
+    """
+    return {"version": __version__, **_core.info()}

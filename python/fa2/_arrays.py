@@ -1,0 +1,118 @@
+"""Arrays of any library: what goes into the core, and results in the caller's library.
+
+Inputs are handed over by DLPack, without a copy. Results are allocated here, in the library of the
+first input, and written by the core.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fa2 import _core
+
+Array = Any  # anything with __dlpack__ on the CPU
+
+_LONG_NAMES = {
+    "f32": "float32",
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f64": "float64",
+    "i32": "int32",
+    "i64": "int64",
+}
+
+
+def _torch_tensor(x: Array) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def _jax_array(x: Array) -> bool:
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(x, jax.Array)
+
+
+def _jax_tracer(x: Array) -> bool:
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(x, jax.core.Tracer)
+
+
+def core_array(name: str, x: Array | None) -> Array | None:
+    """x as the core reads it: the same memory, except for NumPy arrays that are misaligned or byte-swapped."""
+    if x is None:
+        return None
+    if isinstance(x, np.ndarray):
+        if x.dtype.name == "uint16":
+            raise TypeError(f"{name} is uint16; bf16 data must be viewed as ml_dtypes.bfloat16")
+        if not x.flags.aligned or not x.dtype.isnative or any(s % x.itemsize for s in x.strides):
+            x = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("="))
+        # NumPy knows ml_dtypes.bfloat16 only as an extension type, which it does not export.
+        return x.view(np.uint16) if x.dtype.name == "bfloat16" else x
+    if _torch_tensor(x):
+        return x.detach() if x.requires_grad else x
+    if _jax_tracer(x):
+        raise TypeError(f"{name} is traced by JAX; use fa2.jax inside jax.jit and jax.grad")
+    return x
+
+
+def dtype_name(dtype: Any) -> str:
+    """ "float32" for torch.float32, np.float32, np.dtype("float32"), "f32" and the like."""
+    if isinstance(dtype, str):
+        return _LONG_NAMES.get(dtype, dtype)
+    if isinstance(dtype, type):
+        return np.dtype(dtype).name
+    return str(getattr(dtype, "name", dtype)).rsplit(".", 1)[-1]
+
+
+def describe(name: str, x: Array) -> tuple[str, tuple[int, ...]]:
+    """dtype ("float32", "bfloat16", ...) and shape of an array."""
+    if hasattr(x, "dtype") and hasattr(x, "shape"):
+        return dtype_name(x.dtype), tuple(x.shape)
+    dtype, shape = _core.describe(x, name)
+    return _LONG_NAMES.get(dtype, dtype), tuple(shape)
+
+
+def _numpy_dtype(dtype: str) -> np.dtype:
+    if dtype == "bfloat16":
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise TypeError("bf16 results in NumPy need the package ml_dtypes") from error
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(dtype)
+
+
+class Results:
+    """Allocates results in the library of `like` (NumPy where that library is not known)."""
+
+    def __init__(self, like: Array) -> None:
+        self._like = like
+        self._torch = sys.modules["torch"] if _torch_tensor(like) else None
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Array:
+        """An array for the core to write, by core_array; finish() makes it the caller's."""
+        if self._torch is not None:
+            return self._torch.empty(tuple(shape), dtype=getattr(self._torch, dtype))
+        return np.empty(tuple(shape), dtype=_numpy_dtype(dtype))
+
+    def finish(self, x: Array | None) -> Array | None:
+        if x is None or self._torch is not None or isinstance(self._like, np.ndarray):
+            return x
+        if _jax_array(self._like):
+            return sys.modules["jax"].numpy.asarray(x)
+        for module in self._modules():
+            from_dlpack = getattr(module, "from_dlpack", None)
+            if from_dlpack is not None:
+                return from_dlpack(x)
+        return x
+
+    def _modules(self) -> list[Any]:
+        modules = []
+        if hasattr(self._like, "__array_namespace__"):
+            modules.append(self._like.__array_namespace__())
+        modules.append(sys.modules.get(type(self._like).__module__.partition(".")[0]))
+        return modules

@@ -1,0 +1,277 @@
+"""attention_forward and attention_backward over arrays of any library."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+from fa2 import _core
+from fa2._arrays import Array, Results, core_array, describe, dtype_name
+
+
+class Gradients(NamedTuple):
+    """Gradients of attention; None for what was not asked for.
+
+    dq, dk, dv have the shapes of q, k, v; dbias, dalibi_slopes and dsinks those of bias,
+    alibi_slopes and sinks.
+    """
+
+    dq: Array
+    dk: Array
+    dv: Array
+    dbias: Array | None
+    dalibi_slopes: Array | None
+    dsinks: Array | None
+
+
+def _unsigned(name: str, value: Any) -> int:
+    value = operator.index(value)
+    if not 0 <= value < 1 << 64:
+        raise ValueError(f"{name} is {value}; it must be from 0 to 2**64 - 1")
+    return value
+
+
+def _options(
+    *, layout, scale, causal, window, bias, softcap, alibi_slopes, sinks, dropout_p, philox_seed,
+    philox_offset, cu_seqlens_q, cu_seqlens_k, precision, num_threads,
+) -> dict[str, Any]:  # fmt: skip
+    """The core's keyword arguments."""
+    for name, value in (("layout", layout), ("precision", precision)):
+        if not isinstance(value, str):
+            raise TypeError(f"{name} is {value!r}; it must be a str")
+    if causal is not None and not isinstance(causal, str):
+        raise TypeError(f'causal is {causal!r}; it must be None, "top_left" or "bottom_right"')
+    try:
+        left, right = window
+    except (TypeError, ValueError):
+        raise TypeError(f"window is {window!r}; it must be a pair (left, right)") from None
+    return {
+        "layout": layout,
+        "scale": None if scale is None else float(scale),
+        "causal": causal,
+        "window": (operator.index(left), operator.index(right)),
+        "bias": core_array("bias", bias),
+        "softcap": float(softcap),
+        "alibi_slopes": core_array("alibi_slopes", alibi_slopes),
+        "sinks": core_array("sinks", sinks),
+        "dropout_p": float(dropout_p),
+        "philox_seed": _unsigned("philox_seed", philox_seed),
+        "philox_offset": _unsigned("philox_offset", philox_offset),
+        "cu_seqlens_q": core_array("cu_seqlens_q", cu_seqlens_q),
+        "cu_seqlens_k": core_array("cu_seqlens_k", cu_seqlens_k),
+        "precision": precision,
+        "num_threads": None if num_threads is None else operator.index(num_threads),
+    }
+
+
+_RANKS = {"bhsd": (4, "[batch, heads, sequence, head_dim]"),
+          "bshd": (4, "[batch, sequence, heads, head_dim]"),
+          "thd": (3, "[total, heads, head_dim]")}  # fmt: skip
+
+
+def _describe_operand(name: str, x: Array, layout: str) -> tuple[str, tuple[int, ...]]:
+    """dtype and shape, checked as far as the shapes of the results follow from them."""
+    if layout not in _RANKS:
+        raise ValueError(f'layout is "{layout}"; it must be "bhsd", "bshd" or "thd"')
+    if not hasattr(x, "__dlpack__"):
+        raise TypeError(
+            f"{name} is of type {type(x).__name__}; it must be an array on the CPU that offers __dlpack__"
+        )
+    dtype, shape = describe(name, x)
+    rank, wanted = _RANKS[layout]
+    if len(shape) != rank:
+        raise ValueError(f"{name} has shape {shape}; it must be {wanted} (layout {layout})")
+    return dtype, shape
+
+
+def _lse_shape(q_shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    if layout == "thd":
+        total, heads, _ = q_shape
+        return heads, total
+    if layout == "bshd":
+        batch, sequence, heads, _ = q_shape
+        return batch, heads, sequence
+    return q_shape[:-1]
+
+
+_FLOATS = ("float32", "bfloat16", "float16", "float64")
+
+
+def forward(q: Array, k: Array, v: Array, *, reference: bool, **keywords: Any) -> tuple[Array, Array]:
+    options = _options(**keywords)
+    layout = options["layout"]
+    dtype, q_shape = _describe_operand("q", q, layout)
+    _, v_shape = _describe_operand("v", v, layout)
+    if dtype not in _FLOATS:
+        raise TypeError(f"q is {dtype}; it must be one of {', '.join(_FLOATS)}")
+    results = Results(q)
+    double = reference or dtype == "float64"
+    out = results.empty((*q_shape[:-1], v_shape[-1]), "float64" if reference else dtype)
+    lse = results.empty(_lse_shape(q_shape, layout), "float64" if double else "float32")
+    _core.attention_forward(
+        core_array("q", q), core_array("k", k), core_array("v", v),
+        core_array("out", out), core_array("lse", lse), reference=reference, **options,
+    )  # fmt: skip
+    return results.finish(out), results.finish(lse)
+
+
+def backward(
+    dout: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, *, dlse: Array | None,
+    grad_dtype: Any, want_dbias: bool, reference: bool, **keywords: Any,
+) -> Gradients:  # fmt: skip
+    options = _options(**keywords)
+    layout = options["layout"]
+    shapes = {}
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        dtype, shapes[name] = _describe_operand(name, x, layout)
+    if want_dbias and keywords["bias"] is None:
+        raise ValueError("want_dbias is True, but bias is None; a bias must be given to have a gradient")
+    dtype, _ = describe("q", q)
+    if dtype not in _FLOATS:
+        raise TypeError(f"q is {dtype}; it must be one of {', '.join(_FLOATS)}")
+    double = reference or dtype == "float64"
+    if grad_dtype is not None:
+        dtype = dtype_name(grad_dtype)
+    elif reference:
+        dtype = "float64"
+    if dtype not in _FLOATS:
+        raise TypeError(f"grad_dtype is {grad_dtype!r}; it must be one of {', '.join(_FLOATS)}")
+    results = Results(q)
+    grads = [results.empty(shapes[name], dtype) for name in ("q", "k", "v")]
+    dbias = dalibi_slopes = dsinks = None
+    if want_dbias:
+        bias_dtype, bias_shape = describe("bias", keywords["bias"])
+        if bias_dtype not in _FLOATS:
+            raise TypeError(f"bias is {bias_dtype} and has no gradient; want_dbias must be False")
+        dbias = results.empty(bias_shape, "float64" if double else bias_dtype if grad_dtype is None else dtype)
+    vector_dtype = "float64" if reference else "float32"
+    if keywords["alibi_slopes"] is not None:
+        dalibi_slopes = results.empty(describe("alibi_slopes", keywords["alibi_slopes"])[1], vector_dtype)
+    if keywords["sinks"] is not None:
+        dsinks = results.empty(describe("sinks", keywords["sinks"])[1], vector_dtype)
+    grads += [dbias, dalibi_slopes, dsinks]
+    names = ("dq", "dk", "dv", "dbias", "dalibi_slopes", "dsinks")
+    _core.attention_backward(
+        core_array("dout", dout), core_array("q", q), core_array("k", k), core_array("v", v),
+        core_array("out", out), core_array("lse", lse), core_array("dlse", dlse), None,
+        *(core_array(name, x) for name, x in zip(names, grads)), reference=reference, **options,
+    )  # fmt: skip
+    return Gradients(*(results.finish(x) for x in grads))
+
+
+def attention_forward(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    layout: str = "bhsd",
+    scale: float | None = None,
+    causal: str | None = None,
+    window: tuple[int, int] = (-1, -1),
+    bias: Array | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Array | None = None,
+    sinks: Array | None = None,
+    dropout_p: float = 0.0,
+    philox_seed: int = 0,
+    philox_offset: int = 0,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    precision: str = "fast",
+    num_threads: int | None = None,
+) -> tuple[Array, Array]:
+    """Scaled dot-product attention (FlashAttention-2): out = softmax(mask(scale · q kᵀ)) v.
+
+    Arrays are those of NumPy (bf16 by ml_dtypes), PyTorch, JAX or anything with __dlpack__, on the
+    CPU, with any strides; they are not copied. Results come back in the library of q.
+
+    Args:
+      q: [B, Hq, Nq, D] in layout "bhsd", [B, Nq, Hq, D] in "bshd", [total_q, Hq, D] in "thd"; f32,
+        bf16, f16 or f64.
+      k: [B, Hkv, Nk, D] (or the other layouts), dtype of q; Hq is a multiple of Hkv.
+      v: [B, Hkv, Nk, Dv], dtype of q.
+      layout: "bhsd", "bshd" or "thd".
+      scale: factor of the scores; None is 1/√D.
+      causal: None, "top_left" (query i sees keys j ≤ i) or "bottom_right" (j ≤ i + Nk − Nq).
+      window: (left, right): query i sees keys i' − left … i' + right around its diagonal i', which is
+        i for "top_left" and i + Nk − Nq otherwise; −1 is unbounded.
+      bias: added to the scores, or bool (False masks); [B or 1, Hq or 1, Nq or 1, Nk or 1], leading
+        dimensions may be left out.
+      softcap: c > 0 replaces the scores by c · tanh(scores / c); 0 is none.
+      alibi_slopes: f32 [Hq] or [B, Hq]: adds −slope · |i + Nk − Nq − j|.
+      sinks: f32 [Hq]: exp(sink) joins each softmax sum, with no value.
+      dropout_p, philox_seed, philox_offset: probability of dropping, and where in the random stream
+        of Philox4x32-10 the mask starts (see philox_keep_mask).
+      cu_seqlens_q, cu_seqlens_k: i32 or i64 prefix sums [sequences + 1] of lengths, for "thd".
+      precision: "fast", "high" or "exact" (see docs/python.md).
+      num_threads: None is FA2_NUM_THREADS or all cores.
+
+    Returns:
+      out, in the layout of q with Dv columns and dtype of q, and lse, f32 (f64 for f64)
+      [B, Hq, Nq], or [Hq, total_q] in "thd": the natural logsumexp of the masked scores.
+
+    Raises:
+      ValueError: arguments that do not fit each other. TypeError: no array, an element type that
+      does not fit, or an array that is not on the CPU.
+    """
+    return forward(
+        q, k, v, reference=False, layout=layout, scale=scale, causal=causal, window=window, bias=bias,
+        softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, dropout_p=dropout_p,
+        philox_seed=philox_seed, philox_offset=philox_offset, cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k, precision=precision, num_threads=num_threads,
+    )  # fmt: skip
+
+
+def attention_backward(
+    dout: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    *,
+    layout: str = "bhsd",
+    scale: float | None = None,
+    causal: str | None = None,
+    window: tuple[int, int] = (-1, -1),
+    bias: Array | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Array | None = None,
+    sinks: Array | None = None,
+    dropout_p: float = 0.0,
+    philox_seed: int = 0,
+    philox_offset: int = 0,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    precision: str = "fast",
+    num_threads: int | None = None,
+    dlse: Array | None = None,
+    grad_dtype: Any = None,
+    want_dbias: bool = False,
+) -> Gradients:
+    """Gradients of attention_forward, called with the same arguments.
+
+    Args:
+      dout: gradient of out, shape and dtype of out.
+      q, k, v: the inputs of attention_forward.
+      out, lse: its results.
+      dlse: gradient of lse, shape of lse; None is 0.
+      grad_dtype: dtype of dq, dk, dv and dbias: that of the inputs (None), or f32, which skips the
+        last rounding.
+      want_dbias: also the gradient of bias, summed over the dimensions that bias broadcasts.
+      The rest: as for attention_forward.
+
+    Returns:
+      Gradients(dq, dk, dv, dbias, dalibi_slopes, dsinks): dbias is None unless wanted,
+      dalibi_slopes and dsinks (f32) are None where slopes or sinks are not given.
+
+    Raises:
+      ValueError, TypeError: as attention_forward.
+    """
+    return backward(
+        dout, q, k, v, out, lse, dlse=dlse, grad_dtype=grad_dtype, want_dbias=want_dbias,
+        reference=False, layout=layout, scale=scale, causal=causal, window=window, bias=bias,
+        softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, dropout_p=dropout_p,
+        philox_seed=philox_seed, philox_offset=philox_offset, cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k, precision=precision, num_threads=num_threads,
+    )  # fmt: skip

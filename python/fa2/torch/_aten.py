@@ -1,0 +1,138 @@
+"""PyTorch's own attention operators, for CPU tensors, on fa2: the dispatcher overrides and their switches."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Callable, Optional
+
+import torch
+from torch import Tensor
+
+from fa2.torch import _aten_efficient, _aten_flash
+from fa2.torch._ops import _FLOATS
+from fa2.torch._sdpa import scaled_dot_product_attention
+
+_SDPA = torch.ops.aten.scaled_dot_product_attention.default
+
+
+def _taken(query: Tensor, key: Tensor, value: Tensor, attn_mask: Optional[Tensor]) -> bool:
+    """Whether fa2 computes this call; PyTorch keeps the rest, and explains what is wrong with it."""
+    tensors = [query, key, value] if attn_mask is None else [query, key, value, attn_mask]
+    return (
+        torch.backends.cuda.flash_sdp_enabled()  # False inside sdpa_kernel(SDPBackend.MATH)
+        and query.dtype in _FLOATS
+        and query.dtype == key.dtype == value.dtype
+        and min(query.dim(), key.dim(), value.dim()) >= 3
+        and all(x.layout == torch.strided and x.device.type == "cpu" and not x.is_nested for x in tensors)
+        and (attn_mask is None or attn_mask.dtype == torch.bool or attn_mask.dtype in _FLOATS)
+        and (attn_mask is None or attn_mask.dim() >= 1)
+        # Forward-mode derivatives exist for PyTorch's own formulas only.
+        and torch.autograd.forward_ad._current_level < 0
+    )
+
+
+def _sdpa_kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Optional[Tensor] = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: Optional[float] = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if not _taken(query, key, value, attn_mask) or (is_causal and attn_mask is not None):
+        return _SDPA.decompose(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+class _Override:
+    """The overrides while they are in place; counts its users, so that activations may nest."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._undo: list[Callable[[], None]] = []
+
+    def acquire(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._install()
+
+    def release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                while self._undo:
+                    self._undo.pop()()
+
+    def _install(self) -> None:
+        library = torch.library.Library("aten", "IMPL")
+        self._undo.append(library._destroy)
+        # The operator has no kernel of its own for autograd: it is made of differentiable ones, as
+        # the kernel here is, so one function serves both keys (CPU is what inference mode sees).
+        for key in ("AutogradCPU", "CPU"):
+            library.impl("scaled_dot_product_attention", _sdpa_kernel, key)
+        for name, kernel in (*_aten_flash.KERNELS.items(), *_aten_efficient.KERNELS.items()):
+            if hasattr(torch.ops.aten, name):
+                library.impl(name, kernel, "CPU")
+        # nn.MultiheadAttention in eval mode would go to a kernel that forms all scores.
+        fastpath = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        self._undo.append(lambda: torch.backends.mha.set_fastpath_enabled(fastpath))
+        # Compiled graphs on disk are found by the graph before the dispatcher has seen it.
+        config = getattr(torch.compiler, "config", None)
+        if hasattr(config, "cache_key_tag"):
+            tag = config.cache_key_tag
+            config.cache_key_tag = tag + "+fa2"
+            self._undo.append(lambda: setattr(config, "cache_key_tag", tag))
+
+
+_override = _Override()
+
+
+class Replacement:
+    """An installed override: a context manager, or remove() ends it."""
+
+    def __init__(self) -> None:
+        _override.acquire()
+        self._installed = True
+
+    def remove(self) -> None:
+        """Gives PyTorch its own kernels back, once the last replacement is removed."""
+        if self._installed:
+            self._installed = False
+            _override.release()
+
+    def __enter__(self) -> Replacement:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.remove()
+
+
+def replace_sdpa() -> Replacement:
+    """Sends PyTorch's attention operators to fa2 for CPU tensors, in the whole process.
+
+    That is F.scaled_dot_product_attention in every variant, nn.MultiheadAttention through it,
+    torch.nn.attention.varlen.varlen_attn, and aten::_flash_attention_forward/backward and
+    aten::_efficient_attention_forward/backward, which PyTorch has for other devices only. Other
+    devices, and blocks under torch.nn.attention.sdpa_kernel without FLASH_ATTENTION, keep PyTorch's
+    kernels. Called plainly it stays; `with replace_sdpa():` ends with the block; remove() on the
+    result ends it too. Functions compiled by torch.compile keep what was in place when they were
+    compiled.
+    """
+    return Replacement()
+
+
+def register_implementation() -> None:
+    """Offers "fa2" to torch.nn.attention.activate_flash_attention_impl, where PyTorch has it."""
+    register = getattr(torch.nn.attention, "register_flash_attention_impl", None)
+    if register is not None:
+        register("fa2", register_fn=replace_sdpa)

@@ -1,0 +1,115 @@
+"""torch.nn.functional.scaled_dot_product_attention, computed by fa2."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from fa2.torch._ops import _FLOATS, attention
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Optional[Tensor] = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Optional[float] = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """PyTorch's function of that name, with its arguments and semantics; differentiable.
+
+    Args:
+      query: [..., Hq, L, E]; key [..., H, S, E]; value [..., H, S, Ev]; leading dimensions broadcast.
+      attn_mask: bool (True takes part) or float (added to the scores, may require a gradient),
+        broadcastable to [..., Hq, L, S].
+      dropout_p: applied whenever it is > 0; the mask follows torch.manual_seed.
+      is_causal: query i sees keys j ≤ i (top-left); not with attn_mask.
+      scale: None is 1/√E.
+      enable_gqa: Hq may be a multiple of H.
+
+    Returns:
+      [..., Hq, L, Ev]. A row that sees no key is 0.
+    """
+    if query.dtype != key.dtype or query.dtype != value.dtype:
+        raise TypeError(
+            f"query, key and value are {query.dtype}, {key.dtype} and {value.dtype}; they must have one dtype"
+        )
+    if min(query.dim(), key.dim(), value.dim()) < 2:
+        raise ValueError(
+            f"query, key and value have {query.dim()}, {key.dim()} and {value.dim()} dimensions; "
+            "each must have at least 2"
+        )
+    if attn_mask is not None:
+        if is_causal:
+            raise ValueError("attn_mask is given and is_causal is True; one of them must be left out")
+        if attn_mask.dtype != torch.bool and attn_mask.dtype not in _FLOATS:
+            raise TypeError(f"attn_mask is {attn_mask.dtype}; it must be bool or a float dtype")
+        if attn_mask.dim() < 1:
+            raise ValueError("attn_mask has no dimension; it must be broadcastable to [..., Hq, L, S]")
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        query, key, value = (_autocast(x, dtype) for x in (query, key, value))
+        attn_mask = _autocast(attn_mask, dtype)
+    causal = "top_left" if is_causal else None
+    if query.dim() == 4 and key.dim() == 4 and value.dim() == 4:
+        batch = query.shape[0] == key.shape[0] and query.shape[0] == value.shape[0]
+        heads = key.shape[1] == value.shape[1] and (query.shape[1] == key.shape[1] or enable_gqa)
+        mask = attn_mask is None or (attn_mask.dim() <= 4 and _within(attn_mask, query))
+        if batch and heads and mask:
+            return attention(
+                query, key, value, causal=causal, scale=scale, bias=attn_mask, dropout_p=dropout_p
+            )[0]
+    query, key, value, attn_mask, leading = _broadcast(query, key, value, attn_mask, enable_gqa)
+    out = attention(query, key, value, causal=causal, scale=scale, bias=attn_mask, dropout_p=dropout_p)[0]
+    return out.reshape(*leading, *out.shape[-2:])
+
+
+def _autocast(x: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
+    """x as autocast passes it to a product: f64, bool and integers stay."""
+    if x is None or x.dtype == torch.float64 or not x.is_floating_point():
+        return x
+    return x.to(dtype)
+
+
+def _within(mask: Tensor, query: Tensor) -> bool:
+    """Whether the batch and heads of mask are those of the query, or 1."""
+    sizes = ((-4, query.shape[0]), (-3, query.shape[1]))
+    return all(mask.dim() < -dim or mask.shape[dim] in (1, size) for dim, size in sizes)
+
+
+def _broadcast(query, key, value, mask, enable_gqa):
+    """The tensors as [B, H, N, D] with one batch, and the leading dimensions of the result."""
+    drop = max(0, 3 - max(query.dim(), key.dim(), value.dim(), 0 if mask is None else mask.dim()))
+    query, key, value = (x if x.dim() > 2 else x.unsqueeze(0) for x in (query, key, value))
+    if mask is not None and mask.dim() < 3:
+        mask = mask[(None,) * (3 - mask.dim())]
+    batches = [x.shape[:-3] for x in (query, key, value)]
+    heads = [query.shape[-3], key.shape[-3], value.shape[-3]]
+    if mask is not None:
+        batches.append(mask.shape[:-3])
+    batch = torch.broadcast_shapes(*batches)
+    if enable_gqa:
+        for name, number in (("key", heads[1]), ("value", heads[2])):
+            if number == 0 or heads[0] % number:
+                raise ValueError(f"query has {heads[0]} heads and {name} {number}; the first must be a multiple")
+        if heads[1] != heads[2]:
+            key = key.repeat_interleave(heads[0] // heads[1], -3)
+            value = value.repeat_interleave(heads[0] // heads[2], -3)
+    else:
+        all_heads = heads if mask is None else [*heads, mask.shape[-3]]
+        number = torch.broadcast_shapes(*((h,) for h in all_heads))[0]
+        query = query.expand(*query.shape[:-3], number, -1, -1)
+        if heads[1] != heads[2] or heads[1] not in (1, number):
+            key = key.expand(*key.shape[:-3], number, -1, -1)
+            value = value.expand(*value.shape[:-3], number, -1, -1)
+    query, key, value = (x.expand(*batch, *x.shape[-3:]).reshape(-1, *x.shape[-3:]) for x in (query, key, value))
+    if mask is not None:
+        if any(size != 1 for size in mask.shape[:-3]):
+            mask = mask.expand(*batch, *mask.shape[-3:])
+        mask = mask.reshape(-1, *mask.shape[-3:])
+    leading = (*batch, query.shape[1])[drop:]
+    return query, key, value, mask, leading

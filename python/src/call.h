@@ -1,0 +1,41 @@
+// What every bound function shares: the context for a number of threads, and
+// a status as a Python exception.
+#ifndef FA2_PYTHON_SRC_CALL_H_
+#define FA2_PYTHON_SRC_CALL_H_
+
+#include <nanobind/nanobind.h>
+
+#include <optional>
+#include <utility>
+
+#include "fa2/context.h"
+#include "fa2/status.h"
+
+namespace fa2::python {
+
+// Throws ValueError with the status's sentence; MemoryError where memory ran
+// out, RuntimeError for a fault of fa2 itself.
+void ThrowIfError(const Status& status);
+
+// The default context, or the one kept for that number of threads.
+Context* ContextFor(std::optional<int> num_threads);
+
+// Runs call() without the GIL and throws if it failed. Arguments must have
+// been taken from Python before.
+template <class Call>
+void RunWithoutGil(Call&& call) {
+  Status status;
+  {
+    const nanobind::gil_scoped_release release;
+    status = std::forward<Call>(call)();
+  }
+  ThrowIfError(status);
+}
+
+// Each adds its functions to the module.
+void BindAttention(nanobind::module_& module);
+void BindTrainingOps(nanobind::module_& module);
+
+}  // namespace fa2::python
+
+#endif  // FA2_PYTHON_SRC_CALL_H_

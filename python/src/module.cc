@@ -1,0 +1,51 @@
+// The extension module fa2._core: thin bindings that write into arrays which
+// the Python side allocates. Users call the functions of the package fa2.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fa2/context.h"
+#include "fa2/types.h"
+#include "python/src/array.h"
+#include "python/src/call.h"
+
+namespace fa2::python {
+namespace {
+
+// What a call computes with, as a dict of plain values.
+nb::dict Info(std::optional<int> num_threads) {
+  const ContextInfo info = ContextFor(num_threads)->Info();
+  nb::dict dict;
+  dict["threads"] = info.num_threads;
+  dict["target"] = info.target;
+  dict["engine"] = info.engine;
+  dict["targets"] = info.targets;
+  dict["engines"] = info.engines;
+  return dict;
+}
+
+// dtype and shape of any array on the CPU.
+std::pair<std::string, std::vector<int64_t>> Describe(nb::handle array,
+                                                      const std::string& name) {
+  const InputArray input(name.c_str(), array);
+  return {NameOf(input.dtype()), input.shape()};
+}
+
+}  // namespace
+}  // namespace fa2::python
+
+NB_MODULE(_core, module) {
+  using namespace nanobind::literals;  // NOLINT: the argument names
+  module.attr("__version__") = FA2_VERSION;
+  module.def("info", &fa2::python::Info, "num_threads"_a = nanobind::none());
+  module.def("describe", &fa2::python::Describe, "array"_a, "name"_a);
+  fa2::python::BindAttention(module);
+  fa2::python::BindTrainingOps(module);
+}
