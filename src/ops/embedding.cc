@@ -1,0 +1,223 @@
+// Gradient of an embedding table. Positions are sorted by id (stably, so that
+// sums have one order); each id's row then belongs to one item, which sums in
+// f32 and rounds once. An id that fills the whole batch still spreads over the
+// cores, by columns.
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "fa2/training_ops.h"
+#include "src/context/context_impl.h"
+#include "src/ops/arguments.h"
+#include "src/ops/rows.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/ops/embedding.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+
+// Must come after foreach_target.h.
+#include "hwy/highway.h"
+#include "src/ops/load-inl.h"
+
+#ifndef FA2_SRC_OPS_EMBEDDING_ONCE_
+#define FA2_SRC_OPS_EMBEDDING_ONCE_
+namespace fa2::ops {
+
+// Columns of an item: 2 KiB of f32 sums, which stay in L1.
+inline constexpr int64_t kEmbeddingColumns = 512;
+// Sorted positions of an item.
+inline constexpr int64_t kEmbeddingTokens = 64;
+
+struct EmbeddingJob {
+  RowArray dy, dweight;
+  ConstTensorView ids;
+  const int64_t* order = nullptr;  // positions sorted by id
+  int64_t tokens = 0;
+  int64_t dim = 0;
+  int64_t column_items = 0;
+  bool bf16 = false;
+  bool dweight_bf16 = false;
+};
+
+}  // namespace fa2::ops
+#endif  // FA2_SRC_OPS_EMBEDDING_ONCE_
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::ops::HWY_NAMESPACE {
+
+template <typename T>
+HWY_INLINE void AddColumns(const T* HWY_RESTRICT from, size_t n, bool first,
+                           float* HWY_RESTRICT sums) {
+  const hn::ScalableTag<float> d;
+  for (size_t i = 0; i < n; i += hn::Lanes(d)) {
+    const auto v = LoadUpTo(d, from + i, n - i);
+    hn::Store(first ? v : hn::Add(hn::Load(d, sums + i), v), d, sums + i);
+  }
+}
+
+template <typename T, typename W>
+void AddTokensOf(const EmbeddingJob& job, int64_t item) {
+  const hn::ScalableTag<float> d;
+  HWY_ALIGN float sums[kEmbeddingColumns + hn::MaxLanes(d)];
+  const int64_t column = item % job.column_items * kEmbeddingColumns;
+  const auto n =
+      static_cast<size_t>(std::min(kEmbeddingColumns, job.dim - column));
+  int64_t at = item / job.column_items * kEmbeddingTokens;
+  const int64_t end = std::min(job.tokens, at + kEmbeddingTokens);
+  const auto id_at = [&job](int64_t i) {
+    return IndexAt(job.ids, job.order[i]);
+  };
+  // Ids that begin in this item are its own, to their last position; one that
+  // began before belongs to an earlier item.
+  if (at > 0) {
+    const int64_t before = id_at(at - 1);
+    while (at < end && id_at(at) == before) ++at;
+  }
+  while (at < end) {
+    const int64_t id = id_at(at);
+    for (bool first = true; at < job.tokens && id_at(at) == id; ++at) {
+      AddColumns(job.dy.In<T>(job.order[at]) + column, n, first, sums);
+      first = false;
+    }
+    W* HWY_RESTRICT to = job.dweight.Out<W>(id) + column;
+    for (size_t i = 0; i < n; i += hn::Lanes(d)) {
+      StoreUpTo(d, hn::Add(LoadUpTo(d, to + i, n - i), hn::Load(d, sums + i)),
+                to + i, n - i);
+    }
+  }
+}
+
+void AddTokens(const EmbeddingJob& job, int64_t item) {
+  if (!job.bf16) return AddTokensOf<float, float>(job, item);
+  if (!job.dweight_bf16) return AddTokensOf<Bf16, float>(job, item);
+  return AddTokensOf<Bf16, Bf16>(job, item);
+}
+
+}  // namespace fa2::ops::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "src/simd/target.h"
+
+namespace fa2 {
+namespace ops {
+namespace {
+
+HWY_EXPORT(AddTokens);
+
+// Stable radix sort of positions by id, least significant digit first; `order`
+// and `other` hold `tokens` positions each. Returns the one that is sorted.
+const int64_t* SortByIndex(const ConstTensorView& ids, int64_t limit,
+                           int64_t* order, int64_t* other) {
+  constexpr int kBits = 11;  // 2,048 counters of 8 bytes: a third of L1
+  const int64_t tokens = ids.sizes[3];
+  for (int64_t i = 0; i < tokens; ++i) order[i] = i;
+  for (int shift = 0; shift < 63 && (limit - 1) >> shift != 0; shift += kBits) {
+    std::array<int64_t, 1 << kBits> begin{};
+    const auto digit = [&ids, shift](int64_t position) {
+      return static_cast<size_t>(IndexAt(ids, position) >> shift) &
+             ((1 << kBits) - 1);
+    };
+    for (int64_t i = 0; i < tokens; ++i) ++begin[digit(i)];
+    int64_t sum = 0;
+    for (int64_t& b : begin) sum += std::exchange(b, sum);
+    for (int64_t i = 0; i < tokens; ++i) {
+      other[begin[digit(order[i])]++] = order[i];
+    }
+    std::swap(order, other);
+  }
+  return order;
+}
+
+Status CheckEmbedding(const EmbeddingBackwardArgs& args) {
+  const ConstTensorView& dy = args.dy;
+  const ConstTensorView dweight = args.dweight;
+  Status status = CheckRows({"dy", dy}, {DType::kF32, DType::kBF16});
+  if (status.ok()) {
+    status = CheckVector({"ids", args.ids}, {DType::kI32, DType::kI64},
+                         RowCount(dy));
+  }
+  if (status.ok()) {
+    status = CheckRows({"dweight", dweight}, {DType::kF32, DType::kBF16});
+  }
+  if (status.ok() && dweight.dtype != DType::kF32) {
+    status = CheckType({"dweight", dweight}, {"dy", dy});
+  }
+  if (status.ok()) {
+    status =
+        CheckShape({"dweight", dweight}, {1, 1, dweight.sizes[2], dy.sizes[3]},
+                   "one row of dy's last size for every id");
+  }
+  if (status.ok()) {
+    status =
+        CheckOverlap({{"dweight", dweight}}, {{"dy", dy}, {"ids", args.ids}});
+  }
+  int64_t counted = 0;
+  if (status.ok()) {
+    status = CheckIndices({"ids", args.ids}, dweight.sizes[2],
+                          "the rows of dweight", std::nullopt, &counted);
+  }
+  return status;
+}
+
+void ClearRows(const threading::Pool& pool, const ConstTensorView& shape,
+               const RowArray& rows) {
+  const size_t row_bytes =
+      static_cast<size_t>(shape.sizes[3]) * SizeOf(shape.dtype);
+  const int64_t step = RowsPerItem(shape.sizes[3], shape.dtype);
+  const int64_t count = shape.sizes[2];
+  pool.For(CeilDiv(count, step),
+           [&rows, row_bytes, step, count](int64_t item, int) {
+             const RowRange range = ItemRows(item, step, count);
+             for (int64_t row = range.begin; row < range.end; ++row) {
+               std::memset(rows.Out<std::byte>(row), 0, row_bytes);
+             }
+           });
+}
+
+}  // namespace
+}  // namespace ops
+
+Status EmbeddingBackward(const EmbeddingBackwardArgs& args, Context* context) {
+  using namespace ops;
+  Status status = ResolveContext(context, &context);
+  if (status.ok()) status = CheckEmbedding(args);
+  if (!status.ok()) return status;
+
+  const ConstTensorView& dy = args.dy;
+  const ConstTensorView dweight = args.dweight;
+  EmbeddingJob job;
+  job.dy = RowArray(dy);
+  job.dweight = RowArray(dweight);
+  job.ids = args.ids;
+  job.tokens = args.ids.sizes[3];
+  job.dim = dy.sizes[3];
+  job.column_items = CeilDiv(job.dim, kEmbeddingColumns);
+  job.bf16 = dy.dtype == DType::kBF16;
+  job.dweight_bf16 = dweight.dtype == DType::kBF16;
+
+  threading::Workspace workspace;
+  const auto tokens = static_cast<size_t>(job.tokens);
+  if (tokens > 0 && job.dim > 0) {
+    status = context->impl().workspaces().Acquire(2 * tokens * sizeof(int64_t),
+                                                  &workspace);
+    if (!status.ok()) return status;
+    auto* const order = reinterpret_cast<int64_t*>(workspace.data());
+    job.order = SortByIndex(args.ids, dweight.sizes[2], order, order + tokens);
+  }
+  const threading::Pool& pool = context->impl().pool();
+  if (!args.accumulate_dweight && Elements(dweight) > 0) {
+    ClearRows(pool, dweight, job.dweight);
+  }
+  if (job.order == nullptr) return status;
+  const auto kernel = FA2_TARGET_FUNCTION(AddTokens, context->impl().targets());
+  pool.For(CeilDiv(job.tokens, kEmbeddingTokens) * job.column_items,
+           [kernel, &job](int64_t item, int) { kernel(job, item); });
+  return status;
+}
+
+}  // namespace fa2
+#endif  // HWY_ONCE

@@ -1,0 +1,159 @@
+// f32 vectors from and to rows of f32 or bf16, the last vector of a row
+// included.
+
+#if defined(FA2_SRC_OPS_LOAD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FA2_SRC_OPS_LOAD_INL_H_
+#undef FA2_SRC_OPS_LOAD_INL_H_
+#else
+#define FA2_SRC_OPS_LOAD_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+#include "src/ops/bf16.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::ops::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <class D>
+HWY_INLINE hn::Vec<D> LoadVector(D d, const float* p) {
+  return hn::LoadU(d, p);
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> LoadVector(D d, const Bf16* p) {
+  const hn::Rebind<uint16_t, D> d16;
+  const hn::RebindToUnsigned<D> d32;
+  return hn::BitCast(d,
+                     hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, p))));
+}
+
+// Rounds f32 to bf16: to nearest even, NaN to a quiet NaN.
+template <class D>
+HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D>> RoundToBf16(D, hn::Vec<D> v) {
+  const hn::Rebind<uint16_t, D> d16;
+  const hn::RebindToUnsigned<D> d32;
+  const hn::RebindToSigned<D> di32;
+  const auto bits = hn::BitCast(d32, v);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, uint32_t{1}));
+  const auto rounded =
+      hn::Add(bits, hn::Add(odd, hn::Set(d32, uint32_t{0x7FFF})));
+  const auto quiet = hn::Or(bits, hn::Set(d32, uint32_t{0x400000}));
+  const auto nan = hn::RebindMask(d32, hn::Ne(v, v));
+  const auto upper = hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded));
+  // The value fits in 16 bits, so saturation never acts.
+  return hn::DemoteTo(d16, hn::BitCast(di32, upper));
+}
+
+template <class D>
+HWY_INLINE void StoreVector(D d, hn::Vec<D> v, float* p) {
+  hn::StoreU(v, d, p);
+}
+template <class D>
+HWY_INLINE void StoreVector(D d, hn::Vec<D> v, Bf16* p) {
+  hn::StoreU(RoundToBf16(d, v), hn::Rebind<uint16_t, D>(), p);
+}
+
+// The same past the caches; p is aligned to the vector stored.
+template <class D>
+HWY_INLINE void StreamVector(D d, hn::Vec<D> v, float* p) {
+  hn::Stream(v, d, p);
+}
+template <class D>
+HWY_INLINE void StreamVector(D d, hn::Vec<D> v, Bf16* p) {
+  const hn::Rebind<uint16_t, D> d16;
+  // Stream writes whole 16-byte blocks.
+  if constexpr (hn::MaxLanes(d16) * sizeof(Bf16) >= 16) {
+    hn::Stream(RoundToBf16(d, v), d16, p);
+  } else {
+    hn::StoreU(RoundToBf16(d, v), d16, p);
+  }
+}
+
+// Up to one vector, `left` elements being left in the row; lanes past them are
+// `fill`, and memory past them is not touched.
+template <class D, typename T>
+HWY_INLINE hn::Vec<D> LoadUpTo(D d, const T* p, size_t left,
+                               float fill = 0.0f) {
+  if (HWY_LIKELY(left >= hn::Lanes(d))) return LoadVector(d, p);
+  HWY_ALIGN float lanes[hn::MaxLanes(D())];
+  for (size_t i = 0; i < left; ++i) lanes[i] = ToFloat(p[i]);
+  for (size_t i = left; i < hn::Lanes(d); ++i) lanes[i] = fill;
+  return hn::Load(d, lanes);
+}
+
+template <class D, typename T>
+HWY_INLINE void StoreUpTo(D d, hn::Vec<D> v, T* p, size_t left) {
+  if (HWY_LIKELY(left >= hn::Lanes(d))) return StoreVector(d, v, p);
+  HWY_ALIGN float lanes[hn::MaxLanes(D())];
+  hn::Store(v, d, lanes);
+  for (size_t i = 0; i < left; ++i) FromFloat(lanes[i], p + i);
+}
+
+// Elements before the first that StreamVector may store at, at most n.
+template <class D, typename T>
+HWY_INLINE size_t ElementsToAlignment(D d, const T* p, size_t n) {
+  const size_t bytes = hn::Lanes(d) * sizeof(T);
+  const size_t past = reinterpret_cast<uintptr_t>(p) % bytes;
+  return past == 0 ? 0 : HWY_MIN(n, (bytes - past) / sizeof(T));
+}
+
+// Stores f(i, count), the vector of elements [i, i + count) of a row, for the
+// whole row.
+template <class D, typename T, class Function>
+HWY_INLINE void WriteRow(D d, T* out, size_t n, bool stream,
+                         const Function& f) {
+  const size_t lanes = hn::Lanes(d);
+  size_t i = 0;
+  if (stream) {
+    i = ElementsToAlignment(d, out, n);
+    if (i != 0) StoreUpTo(d, f(size_t{0}, i), out, i);
+    for (; i + lanes <= n; i += lanes) {
+      StreamVector(d, f(i, lanes), out + i);
+    }
+  } else {
+    for (; i + lanes <= n; i += lanes) StoreVector(d, f(i, lanes), out + i);
+  }
+  if (i < n) StoreUpTo(d, f(i, n - i), out + i, n - i);
+}
+
+// Sum of f(i, count) over a row of n elements; lanes past count must be 0. f32
+// sums over chunks of 1,024 elements (at most 256 terms a lane), f64 between
+// them.
+template <class D, class Function>
+HWY_INLINE double SumRow(D d, size_t n, const Function& f) {
+  constexpr size_t kChunk = 1024;
+  const size_t lanes = hn::Lanes(d);
+  double sum = 0.0;
+  for (size_t chunk = 0; chunk < n; chunk += kChunk) {
+    const size_t end = HWY_MIN(n, chunk + kChunk);
+    // Four sums hide the latency of an add (4 cycles, two adds a cycle need
+    // more, but then loads are the limit).
+    auto sum0 = hn::Zero(d);
+    auto sum1 = hn::Zero(d);
+    auto sum2 = hn::Zero(d);
+    auto sum3 = hn::Zero(d);
+    size_t i = chunk;
+    for (; i + 4 * lanes <= end; i += 4 * lanes) {
+      sum0 = hn::Add(sum0, f(i, lanes));
+      sum1 = hn::Add(sum1, f(i + lanes, lanes));
+      sum2 = hn::Add(sum2, f(i + 2 * lanes, lanes));
+      sum3 = hn::Add(sum3, f(i + 3 * lanes, lanes));
+    }
+    for (; i < end; i += lanes) {
+      sum0 = hn::Add(sum0, f(i, HWY_MIN(lanes, end - i)));
+    }
+    sum0 = hn::Add(hn::Add(sum0, sum1), hn::Add(sum2, sum3));
+    sum += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sum0)));
+  }
+  return sum;
+}
+
+}  // namespace fa2::ops::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // FA2_SRC_OPS_LOAD_INL_H_

@@ -1,0 +1,377 @@
+// RMS norm and its backward by rows. The gradient of the weight is a sum over
+// rows: rows are cut into pieces that do not depend on the number of threads,
+// each piece sums into an array of its own, and those are added in order.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "fa2/training_ops.h"
+#include "src/context/context_impl.h"
+#include "src/ops/arguments.h"
+#include "src/ops/rows.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/ops/rms_norm.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+
+// Must come after foreach_target.h.
+#include "hwy/highway.h"
+#include "src/ops/load-inl.h"
+
+#ifndef FA2_SRC_OPS_RMS_NORM_ONCE_
+#define FA2_SRC_OPS_RMS_NORM_ONCE_
+namespace fa2::ops {
+
+struct RmsNormJob {
+  RowArray x, y, dy, dx;
+  const void* weight = nullptr;
+  void* dweight = nullptr;
+  size_t dim = 0;
+  double eps = 0.0;
+  bool bf16 = false;
+  bool weight_bf16 = false;
+  bool dweight_bf16 = false;
+  bool accumulate_dweight = false;
+  bool want_dx = false;
+  bool stream = false;  // write past the caches
+  // f32 [pieces][partial_stride]: sums of each piece. nullptr: no dweight.
+  float* partial = nullptr;
+  int64_t pieces = 0;
+  size_t partial_stride = 0;
+};
+
+}  // namespace fa2::ops
+#endif  // FA2_SRC_OPS_RMS_NORM_ONCE_
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::ops::HWY_NAMESPACE {
+
+template <typename T>
+HWY_INLINE double ReciprocalRms(const T* HWY_RESTRICT x, size_t dim,
+                                double eps) {
+  const hn::ScalableTag<float> d;
+  const double sum = SumRow(d, dim, [&](size_t i, size_t left) HWY_ATTR {
+    const auto v = LoadUpTo(d, x + i, left);
+    return hn::Mul(v, v);
+  });
+  return 1.0 / std::sqrt(sum / static_cast<double>(dim) + eps);
+}
+
+template <typename T, typename W>
+void ForwardRows(const RmsNormJob& job, RowRange rows) {
+  const hn::ScalableTag<float> d;
+  const W* HWY_RESTRICT weight = static_cast<const W*>(job.weight);
+  for (int64_t row = rows.begin; row < rows.end; ++row) {
+    const T* HWY_RESTRICT x = job.x.In<T>(row);
+    const auto r =
+        hn::Set(d, static_cast<float>(ReciprocalRms(x, job.dim, job.eps)));
+    WriteRow(d, job.y.Out<T>(row), job.dim, job.stream,
+             [&](size_t i, size_t left) HWY_ATTR {
+               return hn::Mul(hn::Mul(LoadUpTo(d, x + i, left), r),
+                              LoadUpTo(d, weight + i, left));
+             });
+  }
+  hwy::FlushStream();
+}
+
+void RmsNormRows(const RmsNormJob& job, RowRange rows) {
+  if (!job.bf16) return ForwardRows<float, float>(job, rows);
+  if (!job.weight_bf16) return ForwardRows<Bf16, float>(job, rows);
+  return ForwardRows<Bf16, Bf16>(job, rows);
+}
+
+// Sums over a row that do not need each other, so one pass makes both.
+struct RowSums {
+  double xx;   // x^2
+  double xwg;  // x * weight * dy
+};
+
+template <typename T, typename W>
+HWY_INLINE RowSums SumsOfRow(const T* HWY_RESTRICT x, const T* HWY_RESTRICT dy,
+                             const W* HWY_RESTRICT weight, size_t dim) {
+  const hn::ScalableTag<float> d;
+  const size_t lanes = hn::Lanes(d);
+  // f32 inside a chunk, f64 between chunks, as SumRow does.
+  constexpr size_t kChunk = 1024;
+  RowSums sums = {0.0, 0.0};
+  for (size_t chunk = 0; chunk < dim; chunk += kChunk) {
+    const size_t end = HWY_MIN(dim, chunk + kChunk);
+    auto xx0 = hn::Zero(d);
+    auto xx1 = hn::Zero(d);
+    auto xwg0 = hn::Zero(d);
+    auto xwg1 = hn::Zero(d);
+    size_t i = chunk;
+    for (; i + 2 * lanes <= end; i += 2 * lanes) {
+      const auto x0 = LoadVector(d, x + i);
+      const auto x1 = LoadVector(d, x + i + lanes);
+      const auto wg0 =
+          hn::Mul(LoadVector(d, weight + i), LoadVector(d, dy + i));
+      const auto wg1 = hn::Mul(LoadVector(d, weight + i + lanes),
+                               LoadVector(d, dy + i + lanes));
+      xx0 = hn::MulAdd(x0, x0, xx0);
+      xx1 = hn::MulAdd(x1, x1, xx1);
+      xwg0 = hn::MulAdd(x0, wg0, xwg0);
+      xwg1 = hn::MulAdd(x1, wg1, xwg1);
+    }
+    for (; i < end; i += lanes) {
+      const auto v = LoadUpTo(d, x + i, end - i);
+      const auto wg = hn::Mul(LoadUpTo(d, weight + i, end - i),
+                              LoadUpTo(d, dy + i, end - i));
+      xx0 = hn::MulAdd(v, v, xx0);
+      xwg0 = hn::MulAdd(v, wg, xwg0);
+    }
+    sums.xx +=
+        static_cast<double>(hn::GetLane(hn::SumOfLanes(d, hn::Add(xx0, xx1))));
+    sums.xwg += static_cast<double>(
+        hn::GetLane(hn::SumOfLanes(d, hn::Add(xwg0, xwg1))));
+  }
+  return sums;
+}
+
+template <typename T, typename W>
+void BackwardRows(const RmsNormJob& job, RowRange rows,
+                  float* HWY_RESTRICT partial) {
+  const hn::ScalableTag<float> d;
+  const auto n = static_cast<double>(job.dim);
+  const W* HWY_RESTRICT weight = static_cast<const W*>(job.weight);
+  for (int64_t row = rows.begin; row < rows.end; ++row) {
+    const T* HWY_RESTRICT x = job.x.In<T>(row);
+    const T* HWY_RESTRICT dy = job.dy.In<T>(row);
+    const RowSums sums = SumsOfRow(x, dy, weight, job.dim);
+    const double rms = 1.0 / std::sqrt(sums.xx / n + job.eps);
+    const auto r = hn::Set(d, static_cast<float>(rms));
+    // Lanes past the row add x * r * dy with x = dy = 0, into padding or, at
+    // an unaligned start, into columns that hold the same NaN if r is NaN.
+    const auto add_to_dweight = [&](size_t i, hn::Vec<decltype(d)> x_lanes,
+                                    hn::Vec<decltype(d)> dy_lanes) HWY_ATTR {
+      hn::StoreU(
+          hn::MulAdd(hn::Mul(x_lanes, r), dy_lanes, hn::LoadU(d, partial + i)),
+          d, partial + i);
+    };
+    if (!job.want_dx) {
+      for (size_t i = 0; i < job.dim; i += hn::Lanes(d)) {
+        add_to_dweight(i, LoadUpTo(d, x + i, job.dim - i),
+                       LoadUpTo(d, dy + i, job.dim - i));
+      }
+      continue;
+    }
+    // dx = r (w dy - x r^2 / dim sum(x w dy)).
+    const auto along_x =
+        hn::Set(d, static_cast<float>(rms * rms * sums.xwg / n));
+    WriteRow(d, job.dx.Out<T>(row), job.dim, job.stream,
+             [&](size_t i, size_t left) HWY_ATTR {
+               const auto v = LoadUpTo(d, x + i, left);
+               const auto g = LoadUpTo(d, dy + i, left);
+               if (partial != nullptr) add_to_dweight(i, v, g);
+               return hn::Mul(
+                   r, hn::NegMulAdd(v, along_x,
+                                    hn::Mul(LoadUpTo(d, weight + i, left), g)));
+             });
+  }
+  hwy::FlushStream();
+}
+
+// Rows of one piece; with dweight wanted, `piece` says where its sums go.
+void RmsNormBackwardRows(const RmsNormJob& job, RowRange rows, int64_t piece) {
+  float* partial = nullptr;
+  if (job.partial != nullptr) {
+    partial = job.partial + static_cast<size_t>(piece) * job.partial_stride;
+    std::fill(partial, partial + job.partial_stride, 0.0f);
+  }
+  if (!job.bf16) return BackwardRows<float, float>(job, rows, partial);
+  if (!job.weight_bf16) return BackwardRows<Bf16, float>(job, rows, partial);
+  return BackwardRows<Bf16, Bf16>(job, rows, partial);
+}
+
+template <typename T>
+void ReduceColumns(const RmsNormJob& job, size_t begin, size_t end) {
+  const hn::ScalableTag<float> d;
+  T* HWY_RESTRICT dweight = static_cast<T*>(job.dweight);
+  for (size_t i = begin; i < end; i += hn::Lanes(d)) {
+    auto sum = hn::Zero(d);
+    for (int64_t piece = 0; piece < job.pieces; ++piece) {
+      sum = hn::Add(
+          sum, hn::LoadU(
+                   d, job.partial +
+                          static_cast<size_t>(piece) * job.partial_stride + i));
+    }
+    if (job.accumulate_dweight) {
+      sum = hn::Add(sum, LoadUpTo(d, dweight + i, end - i));
+    }
+    StoreUpTo(d, sum, dweight + i, end - i);
+  }
+}
+
+// Columns [columns.begin, columns.end), begin a multiple of 64.
+void RmsNormReduce(const RmsNormJob& job, RowRange columns) {
+  const auto begin = static_cast<size_t>(columns.begin);
+  const auto end = static_cast<size_t>(columns.end);
+  job.dweight_bf16 ? ReduceColumns<Bf16>(job, begin, end)
+                   : ReduceColumns<float>(job, begin, end);
+}
+
+}  // namespace fa2::ops::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "src/simd/target.h"
+
+namespace fa2 {
+namespace ops {
+namespace {
+
+HWY_EXPORT(RmsNormRows);
+HWY_EXPORT(RmsNormBackwardRows);
+HWY_EXPORT(RmsNormReduce);
+
+// Pieces of at least 32 rows keep the sums' own traffic below 2% of the rows';
+// 256 of them are enough for any number of cores.
+int64_t RowsPerPiece(int64_t rows) {
+  constexpr int64_t kLeastRows = 32;
+  constexpr int64_t kMostPieces = 256;
+  return std::max(kLeastRows, CeilDiv(rows, kMostPieces));
+}
+
+// SVE's longest vector.
+constexpr size_t kMostVectorBytes = 256;
+
+// Columns of one item of the reduction; a multiple of every vector length.
+constexpr int64_t kReduceColumns = 1024;
+
+Status CheckWeight(const NamedView& weight, const NamedView& x) {
+  Status status =
+      CheckVector(weight, {DType::kF32, DType::kBF16}, x.view.sizes[3]);
+  if (status.ok() && weight.view.dtype != DType::kF32) {
+    status = CheckType(weight, x);
+  }
+  if (status.ok() && weight.view.sizes[3] > 1 && weight.view.strides[3] != 1) {
+    status = Status::InvalidArgument(std::string(weight.name) + " has stride " +
+                                     std::to_string(weight.view.strides[3]) +
+                                     "; its elements must be contiguous");
+  }
+  return status;
+}
+
+Status CheckEps(double eps) {
+  if (std::isfinite(eps) && eps >= 0.0) return Status::Ok();
+  return Status::InvalidArgument("eps is " + std::to_string(eps) +
+                                 "; it must be finite and 0 or more");
+}
+
+RmsNormJob MakeJob(const ConstTensorView& x, const ConstTensorView& weight,
+                   double eps) {
+  RmsNormJob job;
+  job.x = RowArray(x);
+  job.weight = weight.data;
+  job.dim = static_cast<size_t>(x.sizes[3]);
+  job.eps = eps;
+  job.bf16 = x.dtype == DType::kBF16;
+  job.weight_bf16 = weight.dtype == DType::kBF16;
+  job.stream =
+      WritePastCaches(Elements(x) * static_cast<int64_t>(SizeOf(x.dtype)));
+  return job;
+}
+
+}  // namespace
+}  // namespace ops
+
+Status RmsNorm(const ConstTensorView& x, const ConstTensorView& weight,
+               double eps, const TensorView& y, Context* context) {
+  using namespace ops;
+  Status status = ResolveContext(context, &context);
+  if (status.ok()) status = CheckRows({"x", x}, {DType::kF32, DType::kBF16});
+  if (status.ok()) status = CheckRows({"y", y}, {DType::kF32, DType::kBF16});
+  if (status.ok()) status = CheckType({"y", y}, {"x", x});
+  if (status.ok()) status = CheckShape({"y", y}, x.sizes, "the shape of x");
+  if (status.ok()) status = CheckWeight({"weight", weight}, {"x", x});
+  if (status.ok()) status = CheckEps(eps);
+  if (status.ok()) {
+    status = CheckOverlap({{"y", y}}, {{"x", x}, {"weight", weight}});
+  }
+  if (!status.ok() || Elements(x) == 0) return status;
+
+  RmsNormJob job = MakeJob(x, weight, eps);
+  job.y = RowArray(y);
+  const int64_t rows = RowCount(x);
+  const int64_t step = RowsPerItem(x.sizes[3], x.dtype);
+  const auto kernel =
+      FA2_TARGET_FUNCTION(RmsNormRows, context->impl().targets());
+  context->impl().pool().For(CeilDiv(rows, step),
+                             [kernel, &job, step, rows](int64_t item, int) {
+                               kernel(job, ItemRows(item, step, rows));
+                             });
+  return status;
+}
+
+Status RmsNormBackward(const RmsNormBackwardArgs& args, Context* context) {
+  using namespace ops;
+  const ConstTensorView& x = args.x;
+  const ConstTensorView dx = args.dx;
+  const ConstTensorView dweight = args.dweight;
+  Status status = ResolveContext(context, &context);
+  if (status.ok()) status = CheckRows({"x", x}, {DType::kF32, DType::kBF16});
+  for (const NamedView& other :
+       {NamedView{"dy", args.dy}, NamedView{"dx", dx}}) {
+    if (&other.view == &dx && !dx.given()) continue;
+    if (status.ok()) status = CheckRows(other, {DType::kF32, DType::kBF16});
+    if (status.ok()) status = CheckType(other, {"x", x});
+    if (status.ok()) status = CheckShape(other, x.sizes, "the shape of x");
+  }
+  if (status.ok()) status = CheckWeight({"weight", args.weight}, {"x", x});
+  if (status.ok() && dweight.given()) {
+    status = CheckWeight({"dweight", dweight}, {"x", x});
+  }
+  if (status.ok()) status = CheckEps(args.eps);
+  if (status.ok()) {
+    status = CheckOverlap({{"dx", dx}, {"dweight", dweight}},
+                          {{"dy", args.dy}, {"x", x}, {"weight", args.weight}});
+  }
+  if (!status.ok() || x.sizes[3] == 0) return status;
+
+  RmsNormJob job = MakeJob(x, args.weight, args.eps);
+  const int64_t rows = RowCount(x);
+  job.dy = RowArray(args.dy);
+  job.want_dx = dx.given();
+  if (job.want_dx) job.dx = RowArray(dx);
+  const int64_t step =
+      dweight.given() ? RowsPerPiece(rows) : RowsPerItem(x.sizes[3], x.dtype);
+  job.pieces = CeilDiv(rows, step);
+
+  threading::Workspace workspace;
+  if (dweight.given()) {
+    job.dweight = args.dweight.data;
+    job.dweight_bf16 = dweight.dtype == DType::kBF16;
+    job.accumulate_dweight = args.accumulate_dweight;
+    // Room for a whole vector that begins at the last column.
+    const size_t row_bytes =
+        threading::AlignUp(job.dim * sizeof(float) + kMostVectorBytes);
+    job.partial_stride = row_bytes / sizeof(float);
+    // One piece more than there are keeps the pointer valid without rows.
+    status = context->impl().workspaces().Acquire(
+        row_bytes * static_cast<size_t>(job.pieces + 1), &workspace);
+    if (!status.ok()) return status;
+    job.partial = reinterpret_cast<float*>(workspace.data());
+  }
+  const int64_t targets = context->impl().targets();
+  if (job.want_dx || dweight.given()) {
+    const auto kernel = FA2_TARGET_FUNCTION(RmsNormBackwardRows, targets);
+    context->impl().pool().For(job.pieces,
+                               [kernel, &job, step, rows](int64_t item, int) {
+                                 kernel(job, ItemRows(item, step, rows), item);
+                               });
+  }
+  if (dweight.given()) {
+    const auto reduce = FA2_TARGET_FUNCTION(RmsNormReduce, targets);
+    context->impl().pool().For(
+        CeilDiv(x.sizes[3], kReduceColumns), [reduce, &job](int64_t item, int) {
+          reduce(job,
+                 ItemRows(item, kReduceColumns, static_cast<int64_t>(job.dim)));
+        });
+  }
+  return status;
+}
+
+}  // namespace fa2
+#endif  // HWY_ONCE

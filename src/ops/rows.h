@@ -1,0 +1,76 @@
+// Rows of a strided array as the kernels see them, and how they are shared out
+// among workers.
+#ifndef FA2_SRC_OPS_ROWS_H_
+#define FA2_SRC_OPS_ROWS_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "fa2/types.h"
+
+namespace fa2::ops {
+
+// Row i of [.., .., rows, dim], rows counted through all leading dimensions.
+class RowArray {
+ public:
+  RowArray() = default;
+  explicit RowArray(const ConstTensorView& x)
+      : data_(const_cast<std::byte*>(static_cast<const std::byte*>(x.data))),
+        inner_(std::max<int64_t>(1, x.sizes[2])),
+        middle_(std::max<int64_t>(1, x.sizes[1])) {
+    const auto size = static_cast<int64_t>(SizeOf(x.dtype));
+    for (int d = 0; d < 3; ++d) strides_[d] = x.strides[d] * size;
+  }
+
+  template <typename T>
+  const T* In(int64_t row) const {
+    return reinterpret_cast<const T*>(data_ + Offset(row));
+  }
+  template <typename T>
+  T* Out(int64_t row) const {
+    return reinterpret_cast<T*>(data_ + Offset(row));
+  }
+
+ private:
+  int64_t Offset(int64_t row) const {
+    if (row < inner_) return row * strides_[2];
+    const int64_t outer = row / inner_;
+    return (row - outer * inner_) * strides_[2] +
+           (outer % middle_) * strides_[1] + (outer / middle_) * strides_[0];
+  }
+
+  std::byte* data_ = nullptr;
+  int64_t inner_ = 1;
+  int64_t middle_ = 1;
+  int64_t strides_[3] = {0, 0, 0};  // bytes
+};
+
+// Rows [begin, end) of item `item` when rows are cut into pieces of `rows`.
+struct RowRange {
+  int64_t begin;
+  int64_t end;
+};
+inline RowRange ItemRows(int64_t item, int64_t rows_per_item, int64_t rows) {
+  return {item * rows_per_item, std::min(rows, (item + 1) * rows_per_item)};
+}
+
+constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Rows an item: about 128 KiB of a row array, some 10 us of memory traffic,
+// which hides the cost of fetching an item.
+inline int64_t RowsPerItem(int64_t dim, DType dtype) {
+  constexpr int64_t kItemBytes = 128 * 1024;
+  const int64_t row_bytes =
+      std::max<int64_t>(1, dim) * static_cast<int64_t>(SizeOf(dtype));
+  return std::max<int64_t>(1, kItemBytes / row_bytes);
+}
+
+// Whether an output of so many bytes is written past the caches: it will not be
+// in them when it is read next, and lines need not be read before they are
+// written. 8 MiB is what a core of a server has as its share of L2 and L3.
+constexpr bool WritePastCaches(int64_t bytes) { return bytes >= 8 << 20; }
+
+}  // namespace fa2::ops
+
+#endif  // FA2_SRC_OPS_ROWS_H_

@@ -1,0 +1,160 @@
+// Softmax and its backward by rows.
+#include <cstddef>
+#include <cstdint>
+
+#include "fa2/training_ops.h"
+#include "src/context/context_impl.h"
+#include "src/ops/arguments.h"
+#include "src/ops/rows.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/ops/softmax.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+
+// Must come after foreach_target.h.
+#include "hwy/highway.h"
+#include "src/ops/exp-inl.h"
+#include "src/ops/load-inl.h"
+
+#ifndef FA2_SRC_OPS_SOFTMAX_ONCE_
+#define FA2_SRC_OPS_SOFTMAX_ONCE_
+namespace fa2::ops {
+
+struct SoftmaxJob {
+  RowArray x, y;    // forward
+  RowArray dy, dx;  // backward, with y
+  size_t dim = 0;
+  bool bf16 = false;
+  bool stream = false;  // write past the caches
+};
+
+}  // namespace fa2::ops
+#endif  // FA2_SRC_OPS_SOFTMAX_ONCE_
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::ops::HWY_NAMESPACE {
+
+template <typename T>
+void SoftmaxRowsOf(const SoftmaxJob& job, RowRange rows) {
+  const hn::ScalableTag<float> d;
+  for (int64_t row = rows.begin; row < rows.end; ++row) {
+    const T* HWY_RESTRICT x = job.x.In<T>(row);
+    const RowExpSum sum = SumExpOfRow(d, x, job.dim);
+    const auto max = hn::Set(d, sum.max);
+    // A row of only -inf: (-inf) - (-inf) is NaN, as 0 / 0 would be.
+    const auto factor = hn::Set(d, static_cast<float>(1.0 / sum.sum));
+    WriteRow(d, job.y.Out<T>(row), job.dim, job.stream,
+             [&](size_t i, size_t left) HWY_ATTR {
+               return hn::Mul(
+                   ExpNonPositive(d, hn::Sub(LoadUpTo(d, x + i, left), max)),
+                   factor);
+             });
+  }
+  hwy::FlushStream();
+}
+
+void SoftmaxRows(const SoftmaxJob& job, RowRange rows) {
+  job.bf16 ? SoftmaxRowsOf<Bf16>(job, rows) : SoftmaxRowsOf<float>(job, rows);
+}
+
+template <typename T>
+void SoftmaxBackwardRowsOf(const SoftmaxJob& job, RowRange rows) {
+  const hn::ScalableTag<float> d;
+  for (int64_t row = rows.begin; row < rows.end; ++row) {
+    const T* HWY_RESTRICT y = job.y.In<T>(row);
+    const T* HWY_RESTRICT dy = job.dy.In<T>(row);
+    const double sum = SumRow(d, job.dim, [&](size_t i, size_t left) HWY_ATTR {
+      return hn::Mul(LoadUpTo(d, y + i, left), LoadUpTo(d, dy + i, left));
+    });
+    const auto mean = hn::Set(d, static_cast<float>(sum));
+    WriteRow(d, job.dx.Out<T>(row), job.dim, job.stream,
+             [&](size_t i, size_t left) HWY_ATTR {
+               return hn::Mul(LoadUpTo(d, y + i, left),
+                              hn::Sub(LoadUpTo(d, dy + i, left), mean));
+             });
+  }
+  hwy::FlushStream();
+}
+
+void SoftmaxBackwardRows(const SoftmaxJob& job, RowRange rows) {
+  job.bf16 ? SoftmaxBackwardRowsOf<Bf16>(job, rows)
+           : SoftmaxBackwardRowsOf<float>(job, rows);
+}
+
+}  // namespace fa2::ops::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "src/simd/target.h"
+
+namespace fa2 {
+namespace ops {
+namespace {
+
+HWY_EXPORT(SoftmaxRows);
+HWY_EXPORT(SoftmaxBackwardRows);
+
+using SoftmaxKernel = void (*)(const SoftmaxJob& job, RowRange rows);
+
+void RunSoftmax(const Context& context, SoftmaxKernel kernel,
+                const ConstTensorView& shape, SoftmaxJob* job) {
+  const int64_t rows = RowCount(shape);
+  job->dim = static_cast<size_t>(shape.sizes[3]);
+  if (rows == 0 || job->dim == 0) return;
+  job->bf16 = shape.dtype == DType::kBF16;
+  job->stream = WritePastCaches(Elements(shape) *
+                                static_cast<int64_t>(SizeOf(shape.dtype)));
+  const int64_t step = RowsPerItem(shape.sizes[3], shape.dtype);
+  context.impl().pool().For(CeilDiv(rows, step),
+                            [kernel, job, step, rows](int64_t item, int) {
+                              kernel(*job, ItemRows(item, step, rows));
+                            });
+}
+
+}  // namespace
+}  // namespace ops
+
+Status Softmax(const ConstTensorView& x, const TensorView& y,
+               Context* context) {
+  using namespace ops;
+  Status status = ResolveContext(context, &context);
+  if (status.ok()) status = CheckRows({"x", x}, {DType::kF32, DType::kBF16});
+  if (status.ok()) status = CheckRows({"y", y}, {DType::kF32, DType::kBF16});
+  if (status.ok()) status = CheckType({"y", y}, {"x", x});
+  if (status.ok()) status = CheckShape({"y", y}, x.sizes, "the shape of x");
+  if (status.ok()) status = CheckOverlap({{"y", y}}, {{"x", x}});
+  if (!status.ok()) return status;
+  SoftmaxJob job;
+  job.x = RowArray(x);
+  job.y = RowArray(y);
+  RunSoftmax(*context,
+             FA2_TARGET_FUNCTION(SoftmaxRows, context->impl().targets()), x,
+             &job);
+  return status;
+}
+
+Status SoftmaxBackward(const ConstTensorView& dy, const ConstTensorView& y,
+                       const TensorView& dx, Context* context) {
+  using namespace ops;
+  Status status = ResolveContext(context, &context);
+  if (status.ok()) status = CheckRows({"y", y}, {DType::kF32, DType::kBF16});
+  for (const NamedView& other : {NamedView{"dy", dy}, NamedView{"dx", dx}}) {
+    if (status.ok()) status = CheckRows(other, {DType::kF32, DType::kBF16});
+    if (status.ok()) status = CheckType(other, {"y", y});
+    if (status.ok()) status = CheckShape(other, y.sizes, "the shape of y");
+  }
+  if (status.ok()) status = CheckOverlap({{"dx", dx}}, {{"dy", dy}, {"y", y}});
+  if (!status.ok()) return status;
+  SoftmaxJob job;
+  job.y = RowArray(y);
+  job.dy = RowArray(dy);
+  job.dx = RowArray(dx);
+  RunSoftmax(
+      *context,
+      FA2_TARGET_FUNCTION(SoftmaxBackwardRows, context->impl().targets()), y,
+      &job);
+  return status;
+}
+
+}  // namespace fa2
+#endif  // HWY_ONCE

@@ -1,0 +1,318 @@
+// Transposition of matrices, by tiles that are copied into L1 first: columns of
+// a matrix whose row stride is a power of two all fall into the same few cache
+// sets, and 64 rows of them do not fit there.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+
+#include "fa2/training_ops.h"
+#include "src/context/context_impl.h"
+#include "src/ops/arguments.h"
+#include "src/ops/rows.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/ops/transpose.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+
+// Must come after foreach_target.h.
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+
+#ifndef FA2_SRC_OPS_TRANSPOSE_ONCE_
+#define FA2_SRC_OPS_TRANSPOSE_ONCE_
+namespace fa2::ops {
+
+struct TransposeJob {
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+  int64_t rows = 0, cols = 0;  // of `in`
+  int64_t heads = 0;           // matrices of a batch
+  int64_t in_strides[3] = {};  // bytes: batch, head, row
+  int64_t out_strides[3] = {};
+  int64_t tile_rows = 0;  // columns of `out` an item
+  int64_t tile_cols = 0;
+  int64_t row_items = 0, col_items = 0;
+  size_t element = 0;  // bytes
+  bool stream = false;
+};
+
+// Rows and columns of a tile: 256 bytes, four cache lines, of f32.
+template <typename T>
+constexpr size_t TileOf() {
+  return sizeof(T) == 8 ? 32 : 64;
+}
+
+}  // namespace fa2::ops
+#endif  // FA2_SRC_OPS_TRANSPOSE_ONCE_
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::ops::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Vectors of up to 64 bytes; 16 where the length is not known when compiling.
+#if HWY_HAVE_SCALABLE
+template <typename T>
+using TransposeTag = hn::FixedTag<T, 16 / sizeof(T)>;
+#else
+template <typename T>
+using TransposeTag = hn::CappedTag<T, 64 / sizeof(T)>;
+#endif
+
+#if HWY_TARGET == HWY_SCALAR
+
+template <typename T>
+HWY_INLINE void TransposeVector(const T* in, size_t, T* out, int64_t out_stride,
+                                size_t, int64_t cols, bool) {
+  const auto n = std::min<int64_t>(cols, 16 / sizeof(T));
+  for (int64_t c = 0; c < n; ++c) out[c * out_stride] = in[c];
+}
+
+#else
+
+// Gathers 16-byte blocks: block b of the result is at p + b * step.
+template <typename T>
+HWY_INLINE hn::Vec<TransposeTag<T> > LoadBlocks(const T* p, size_t step) {
+  const TransposeTag<T> d;
+  constexpr size_t kBlock = 16 / sizeof(T);
+  constexpr size_t kBlocks = hn::MaxLanes(TransposeTag<T>()) / kBlock;
+  auto v = hn::LoadDup128(d, p);
+  if constexpr (kBlocks > 1) {
+    v = hn::IfThenElse(hn::FirstN(d, kBlock), v, hn::LoadDup128(d, p + step));
+  }
+  if constexpr (kBlocks > 2) {
+    v = hn::IfThenElse(hn::FirstN(d, 2 * kBlock), v,
+                       hn::LoadDup128(d, p + 2 * step));
+    v = hn::IfThenElse(hn::FirstN(d, 3 * kBlock), v,
+                       hn::LoadDup128(d, p + 3 * step));
+  }
+  return v;
+}
+
+// Where a vector of a column goes: a full one, or the first `left` elements.
+template <typename T>
+HWY_INLINE void StoreColumn(hn::Vec<TransposeTag<T> > v, T* p, size_t left,
+                            bool stream) {
+  const TransposeTag<T> d;
+  if (HWY_UNLIKELY(left < hn::Lanes(d))) {
+    HWY_ALIGN T lanes[hn::MaxLanes(TransposeTag<T>())];
+    hn::Store(v, d, lanes);
+    std::memcpy(p, lanes, left * sizeof(T));
+  } else if (stream) {
+    hn::Stream(v, d, p);
+  } else {
+    hn::StoreU(v, d, p);
+  }
+}
+
+// Columns [c, c + 16 bytes) of a vector of rows: 16-byte blocks transposed all
+// at once by interleaving, log2(block) times. `out` is row c of the result.
+template <typename T>
+HWY_INLINE void TransposeVector(const T* in, size_t in_stride, T* out,
+                                int64_t out_stride, size_t rows, int64_t cols,
+                                bool stream) {
+  const TransposeTag<T> d;
+  const auto store = [&](int64_t col, hn::Vec<TransposeTag<T> > v) HWY_ATTR {
+    if (col < cols) StoreColumn(v, out + col * out_stride, rows, stream);
+  };
+  const auto load = [&](size_t row) HWY_ATTR {
+    return LoadBlocks(in + row * in_stride, 16 / sizeof(T) * in_stride);
+  };
+  if constexpr (sizeof(T) == 8) {
+    const auto a0 = load(0);
+    const auto a1 = load(1);
+    store(0, hn::InterleaveLower(d, a0, a1));
+    store(1, hn::InterleaveUpper(d, a0, a1));
+  } else if constexpr (sizeof(T) == 4) {
+    const auto a0 = load(0);
+    const auto a1 = load(1);
+    const auto a2 = load(2);
+    const auto a3 = load(3);
+    const auto b0 = hn::InterleaveLower(d, a0, a2);
+    const auto b1 = hn::InterleaveLower(d, a1, a3);
+    const auto b2 = hn::InterleaveUpper(d, a0, a2);
+    const auto b3 = hn::InterleaveUpper(d, a1, a3);
+    store(0, hn::InterleaveLower(d, b0, b1));
+    store(1, hn::InterleaveUpper(d, b0, b1));
+    store(2, hn::InterleaveLower(d, b2, b3));
+    store(3, hn::InterleaveUpper(d, b2, b3));
+  } else {
+    static_assert(sizeof(T) == 2, "elements of 2, 4 or 8 bytes");
+    const auto a0 = load(0);
+    const auto a1 = load(1);
+    const auto a2 = load(2);
+    const auto a3 = load(3);
+    const auto a4 = load(4);
+    const auto a5 = load(5);
+    const auto a6 = load(6);
+    const auto a7 = load(7);
+    const auto b0 = hn::InterleaveLower(d, a0, a4);
+    const auto b1 = hn::InterleaveLower(d, a1, a5);
+    const auto b2 = hn::InterleaveLower(d, a2, a6);
+    const auto b3 = hn::InterleaveLower(d, a3, a7);
+    const auto b4 = hn::InterleaveUpper(d, a0, a4);
+    const auto b5 = hn::InterleaveUpper(d, a1, a5);
+    const auto b6 = hn::InterleaveUpper(d, a2, a6);
+    const auto b7 = hn::InterleaveUpper(d, a3, a7);
+    const auto c0 = hn::InterleaveLower(d, b0, b2);
+    const auto c1 = hn::InterleaveLower(d, b1, b3);
+    const auto c2 = hn::InterleaveUpper(d, b0, b2);
+    const auto c3 = hn::InterleaveUpper(d, b1, b3);
+    const auto c4 = hn::InterleaveLower(d, b4, b6);
+    const auto c5 = hn::InterleaveLower(d, b5, b7);
+    const auto c6 = hn::InterleaveUpper(d, b4, b6);
+    const auto c7 = hn::InterleaveUpper(d, b5, b7);
+    store(0, hn::InterleaveLower(d, c0, c1));
+    store(1, hn::InterleaveUpper(d, c0, c1));
+    store(2, hn::InterleaveLower(d, c2, c3));
+    store(3, hn::InterleaveUpper(d, c2, c3));
+    store(4, hn::InterleaveLower(d, c4, c5));
+    store(5, hn::InterleaveUpper(d, c4, c5));
+    store(6, hn::InterleaveLower(d, c6, c7));
+    store(7, hn::InterleaveUpper(d, c6, c7));
+  }
+}
+
+#endif  // HWY_TARGET
+
+// One item: rows [row0, row1) and columns [col0, col1), tile by tile.
+template <typename T>
+void TransposeTilesOf(const TransposeJob& job, int64_t item) {
+  const TransposeTag<T> d;
+  constexpr size_t kTile = TileOf<T>();
+  // One cache line more than the tile: rows then start in different sets.
+  constexpr size_t kStride = kTile + 64 / sizeof(T);
+  HWY_ALIGN T tile[kTile * kStride];
+
+  const int64_t col_item = item % job.col_items;
+  const int64_t row_item = item / job.col_items % job.row_items;
+  const int64_t matrix = item / (job.col_items * job.row_items);
+  const std::byte* const in = job.in + matrix / job.heads * job.in_strides[0] +
+                              matrix % job.heads * job.in_strides[1];
+  std::byte* const out = job.out + matrix / job.heads * job.out_strides[0] +
+                         matrix % job.heads * job.out_strides[1];
+
+  // Tiles begin where rows of the output are aligned, so that whole cache lines
+  // are written past the caches; the first one is that much shorter.
+  const size_t bytes = hn::Lanes(d) * sizeof(T);
+  const size_t past = reinterpret_cast<uintptr_t>(out) % bytes;
+  const bool stream = job.stream && job.out_strides[2] % bytes == 0;
+  const int64_t shift =
+      stream ? static_cast<int64_t>((bytes - past) % bytes / sizeof(T)) : 0;
+  // Rows of `in` in this item: the first item also takes the unaligned start.
+  int64_t row = row_item * job.tile_rows + (row_item == 0 ? 0 : shift);
+  const int64_t row_end =
+      std::min(job.rows, (row_item + 1) * job.tile_rows + shift);
+  const int64_t col_end = std::min(job.cols, (col_item + 1) * job.tile_cols);
+  while (row < row_end) {
+    const bool head = row < shift;
+    const auto rows = static_cast<size_t>(std::min<int64_t>(
+        (head ? std::min(shift, row_end) : row_end) - row, kTile));
+    for (int64_t col = col_item * job.tile_cols; col < col_end; col += kTile) {
+      const auto cols =
+          static_cast<size_t>(std::min<int64_t>(col_end - col, kTile));
+      const std::byte* from =
+          in + row * job.in_strides[2] + col * static_cast<int64_t>(sizeof(T));
+      for (size_t r = 0; r < rows; ++r, from += job.in_strides[2]) {
+        T* HWY_RESTRICT to = tile + r * kStride;
+        const T* HWY_RESTRICT line = reinterpret_cast<const T*>(from);
+        if (HWY_LIKELY(cols == kTile)) {
+          for (size_t c = 0; c < kTile; c += hn::Lanes(d)) {
+            hn::Store(hn::LoadU(d, line + c), d, to + c);
+          }
+        } else {
+          std::memcpy(to, line, cols * sizeof(T));
+        }
+      }
+      T* const to = reinterpret_cast<T*>(out + col * job.out_strides[2]) + row;
+      const auto out_stride =
+          job.out_strides[2] / static_cast<int64_t>(sizeof(T));
+      constexpr size_t kBlock = 16 / sizeof(T);
+      for (size_t c = 0; c < cols; c += kBlock) {
+        T* const column = to + static_cast<int64_t>(c) * out_stride;
+        for (size_t r = 0; r < rows; r += hn::Lanes(d)) {
+          TransposeVector(tile + r * kStride + c, kStride, column + r,
+                          out_stride, rows - r, static_cast<int64_t>(cols - c),
+                          stream && !head);
+        }
+      }
+    }
+    row += static_cast<int64_t>(rows);
+  }
+  hwy::FlushStream();
+}
+
+void TransposeTiles(const TransposeJob& job, int64_t item) {
+  switch (job.element) {
+    case 2:
+      return TransposeTilesOf<uint16_t>(job, item);
+    case 4:
+      return TransposeTilesOf<uint32_t>(job, item);
+    default:
+      return TransposeTilesOf<uint64_t>(job, item);
+  }
+}
+
+}  // namespace fa2::ops::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "src/simd/target.h"
+
+namespace fa2 {
+namespace ops {
+namespace {
+
+HWY_EXPORT(TransposeTiles);
+
+}  // namespace
+}  // namespace ops
+
+Status Transpose2d(const ConstTensorView& in, const TensorView& out,
+                   Context* context) {
+  using namespace ops;
+  const std::initializer_list<DType> types = {DType::kF32, DType::kBF16,
+                                              DType::kF16, DType::kF64,
+                                              DType::kI32, DType::kI64};
+  Status status = ResolveContext(context, &context);
+  if (status.ok()) status = CheckRows({"in", in}, types);
+  if (status.ok()) status = CheckRows({"out", out}, types);
+  if (status.ok()) status = CheckType({"out", out}, {"in", in});
+  if (status.ok()) {
+    status = CheckShape({"out", out},
+                        {in.sizes[0], in.sizes[1], in.sizes[3], in.sizes[2]},
+                        "the shape of in with its last two sizes swapped");
+  }
+  if (status.ok()) status = CheckOverlap({{"out", out}}, {{"in", in}});
+  if (!status.ok() || Elements(in) == 0) return status;
+
+  TransposeJob job;
+  job.in = static_cast<const std::byte*>(in.data);
+  job.out = static_cast<std::byte*>(out.data);
+  job.rows = in.sizes[2];
+  job.cols = in.sizes[3];
+  job.heads = in.sizes[1];
+  job.element = SizeOf(in.dtype);
+  const auto size = static_cast<int64_t>(job.element);
+  for (int dim = 0; dim < 3; ++dim) {
+    job.in_strides[dim] = in.strides[dim] * size;
+    job.out_strides[dim] = out.strides[dim] * size;
+  }
+  job.stream = WritePastCaches(Elements(in) * size);
+  // 64 rows of 512 columns: 128 KiB of f32 read in runs of 2 KiB.
+  job.tile_rows = 64;
+  job.tile_cols = 512;
+  job.row_items = CeilDiv(job.rows, job.tile_rows);
+  job.col_items = CeilDiv(job.cols, job.tile_cols);
+  const int64_t items =
+      in.sizes[0] * in.sizes[1] * job.row_items * job.col_items;
+  const auto kernel =
+      FA2_TARGET_FUNCTION(TransposeTiles, context->impl().targets());
+  context->impl().pool().For(
+      items, [kernel, &job](int64_t item, int) { kernel(job, item); });
+  return status;
+}
+
+}  // namespace fa2
+#endif  // HWY_ONCE
