@@ -8,7 +8,7 @@ packages=()
 for group in "${@:-build}"; do
   case "$group" in
     build) packages+=(g++ cmake ninja-build pkg-config libhwy-dev libtbb-dev libgtest-dev
-                      libbenchmark-dev libopenblas-dev) ;;
+                      libbenchmark-dev nlohmann-json3-dev libcli11-dev libfmt-dev libopenblas-dev) ;;
     format) packages+=(clang-format git) ;;
     qemu) packages+=(qemu-user) ;;
     python) packages+=(python3 python3-dev python3-venv python3-pip) ;;

@@ -1,0 +1,103 @@
+#include "tests/support/attention_run.h"
+
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "tests/support/attention_check.h"
+
+namespace fa2::test {
+namespace {
+
+// The accumulated outputs' contents before the call.
+AttentionOutputs Before(const AttentionCase& c, const AttentionOutputs& o) {
+  const auto copy = [](bool accumulate, const Tensor& from) {
+    Tensor to;
+    if (!accumulate || !from.given()) return to;
+    to = MakeTensor(DType::kF64, from.view.sizes);
+    Copy(from.view, to.view);
+    return to;
+  };
+  AttentionOutputs before;
+  before.dq = copy(c.accumulate_dq, o.dq);
+  before.dk = copy(c.accumulate_dk, o.dk);
+  before.dv = copy(c.accumulate_dv, o.dv);
+  before.dbias = copy(c.accumulate_dbias, o.dbias);
+  return before;
+}
+
+std::vector<const Tensor*> Given(const AttentionOutputs& o) {
+  std::vector<const Tensor*> given;
+  for (const Tensor* t :
+       {&o.out, &o.lse, &o.dq, &o.dk, &o.dv, &o.dbias, &o.dalibi, &o.dsinks}) {
+    if (t->given()) given.push_back(t);
+  }
+  return given;
+}
+
+void Snapshot(const AttentionInputs& inputs, const AttentionOutputs& outputs) {
+  for (const auto& buffer : inputs.Buffers()) buffer->Snapshot();
+  for (const Tensor* t : Given(outputs)) t->buffer->Snapshot();
+}
+
+void CheckMemory(const AttentionInputs& inputs, const AttentionOutputs& outputs,
+                 std::vector<std::string>* failures) {
+  for (const auto& buffer : inputs.Buffers()) {
+    if (buffer->ChangedOutside({})) failures->push_back("an input was written");
+  }
+  std::map<Buffer*, std::vector<ConstTensorView>> written;
+  for (const Tensor* t : Given(outputs)) {
+    written[t->buffer.get()].push_back(t->view);
+  }
+  for (const auto& [buffer, views] : written) {
+    if (buffer->ChangedOutside(views)) {
+      failures->push_back("memory beside an output was written");
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> CheckAttention(const AttentionCase& c,
+                                        const std::vector<Context*>& contexts) {
+  std::vector<std::string> failures;
+  const AttentionInputs inputs = MakeInputs(c);
+  const ExpectedOutputs expected = ComputeExpected(c, inputs);
+  AttentionOutputs first;
+  for (size_t n = 0; n < contexts.size() && failures.empty(); ++n) {
+    const AttentionOutputs outputs = MakeOutputs(c, inputs);
+    const AttentionOutputs before = Before(c, outputs);
+    Snapshot(inputs, outputs);
+    Status status = AttentionForward(ForwardArgs(inputs, outputs), contexts[n]);
+    if (!status.ok()) failures.push_back("forward: " + status.message());
+    if (status.ok()) {
+      status = AttentionBackward(BackwardArgs(c, inputs, outputs), contexts[n]);
+      if (!status.ok()) failures.push_back("backward: " + status.message());
+    }
+    CheckMemory(inputs, outputs, &failures);
+    if (!status.ok()) break;
+    if (n == 0) {
+      for (auto& f : CompareForward(c, outputs, expected)) {
+        failures.push_back(f);
+      }
+      for (auto& f : CompareBackward(c, outputs, expected, before)) {
+        failures.push_back(f);
+      }
+      first = outputs;
+      continue;
+    }
+    const auto given = Given(outputs);
+    const auto reference = Given(first);
+    for (size_t t = 0; t < given.size(); ++t) {
+      if (given[t] == &outputs.lse && c.padded_lse) continue;
+      if (!SameBits(given[t]->view, reference[t]->view)) {
+        failures.push_back("output " + std::to_string(t) +
+                           " differs in bits between contexts 0 and " +
+                           std::to_string(n));
+      }
+    }
+  }
+  return failures;
+}
+
+}  // namespace fa2::test

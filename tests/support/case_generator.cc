@@ -1,0 +1,129 @@
+#include "tests/support/case_generator.h"
+
+#include <algorithm>
+
+namespace fa2::test {
+namespace {
+
+// Sizes around the tile of 32 queries x 16 keys, primes, 0 and 1.
+const std::vector<int64_t> kRows = {0,  1,  2,  3,  7,  15, 16, 17, 31, 32,
+                                    33, 37, 47, 48, 49, 61, 63, 64, 65, 97};
+const std::vector<int64_t> kDims = {1,  2,  3,  7,  8,  15, 16, 17, 24, 31,
+                                    32, 33, 40, 47, 48, 64, 65, 72, 96};
+
+void DrawShape(Random& r, AttentionCase* c) {
+  const std::vector<int64_t> groups = {1, 1, 2, 3, 4};
+  c->batch = r.Integer(1, 3);
+  c->kv_heads = r.Integer(1, 3);
+  c->heads = c->kv_heads * r.Pick(groups);
+  c->nq = r.Pick(kRows);
+  c->nk = r.Chance(0.3) ? c->nq : r.Pick(kRows);
+  c->head_dim = r.Pick(kDims);
+  c->value_dim = r.Chance(0.6) ? c->head_dim : r.Pick(kDims);
+}
+
+void DrawLayout(Random& r, AttentionCase* c) {
+  const std::vector<Layout> layouts = {Layout::kBhsd, Layout::kBshd,
+                                       Layout::kPaddedRows, Layout::kReversed,
+                                       Layout::kStridedLast};
+  c->layout = r.Pick(layouts);
+  c->grad_layout = r.Pick(layouts);
+  if (c->value_dim == c->head_dim && r.Chance(0.3)) {
+    c->packing = c->nq == c->nk && r.Chance(0.7) ? Packing::kQkv : Packing::kKv;
+  }
+  if (r.Chance(0.15)) {
+    for (bool& dimension : c->dout_broadcast) dimension = r.Chance(0.5);
+  }
+}
+
+void DrawMask(Random& r, AttentionCase* c) {
+  c->causal = r.Pick<Causal>(
+      {Causal::kNone, Causal::kNone, Causal::kTopLeft, Causal::kBottomRight});
+  if (r.Chance(0.3)) {
+    const int64_t reach = std::max<int64_t>(1, std::max(c->nq, c->nk));
+    c->window_left = r.Chance(0.3) ? -1 : r.Integer(0, reach);
+    c->window_right = r.Chance(0.4) ? -1 : r.Integer(0, reach);
+  }
+  if (r.Chance(0.3)) c->scale = r.Uniform(0.5, 1.5) / 8.0;
+}
+
+void DrawGradients(Random& r, AttentionCase* c) {
+  c->want_dq = !r.Chance(0.1);
+  c->want_dk = !r.Chance(0.1);
+  c->want_dv = !r.Chance(0.1);
+  c->accumulate_dq = c->want_dq && r.Chance(0.15);
+  c->accumulate_dk = c->want_dk && r.Chance(0.15);
+  c->accumulate_dv = c->want_dv && r.Chance(0.15);
+  c->delta = r.Chance(0.2);
+  const bool wide = c->dtype == DType::kF64 || c->dtype == DType::kF32;
+  if (!wide && r.Chance(0.5)) c->grad_dtype = DType::kF32;
+  if (!wide && r.Chance(0.2)) c->out_dtype = DType::kF32;
+}
+
+void DrawVarlen(Random& r, AttentionCase* c) {
+  const int64_t sequences = r.Integer(1, 5);
+  for (int64_t n = 0; n < sequences; ++n) {
+    c->lengths_q.push_back(r.Pick(kRows));
+    c->lengths_k.push_back(c->packing == Packing::kQkv || r.Chance(0.4)
+                               ? c->lengths_q.back()
+                               : r.Pick(kRows));
+  }
+  c->prefix_dtype = r.Chance(0.5) ? DType::kI32 : DType::kI64;
+  c->padded_lse = r.Chance(0.4);
+  if (r.Chance(0.4)) c->spare_max_seqlen = r.Integer(1, 9);
+}
+
+void DrawBias(Random& r, AttentionCase* c) {
+  c->bias = r.Pick<DType>({DType::kF32, DType::kF32, DType::kBF16, DType::kF16,
+                           DType::kBool, DType::kBool});
+  if (c->dtype == DType::kF64 && r.Chance(0.5)) c->bias = DType::kF64;
+  for (bool& dimension : c->bias_broadcast) dimension = r.Chance(0.35);
+  c->bias_masked = r.Pick<double>({0.0, 0.0, 0.3, 0.95});
+  c->want_dbias = *c->bias != DType::kBool && r.Chance(0.7);
+  c->accumulate_dbias = c->want_dbias && r.Chance(0.15);
+}
+
+void DrawExtras(Random& r, AttentionCase* c) {
+  if (r.Chance(0.3)) {
+    DrawVarlen(r, c);
+  } else if (r.Chance(0.4)) {
+    DrawBias(r, c);
+  }
+  if (r.Chance(0.25)) {
+    c->dropout_p = r.Pick<double>({0.1, 0.3, 0.5, 0.9});
+    c->philox_seed = r.Bits();
+    c->philox_offset = r.Chance(0.5) ? r.Bits() >> 8 : r.Bits() % 16;
+  }
+  if (r.Chance(0.2)) c->softcap = r.Uniform(1.0, 30.0);
+  if (r.Chance(0.2)) {
+    c->alibi = true;
+    c->alibi_per_batch = !c->varlen() && r.Chance(0.5);
+    c->want_dalibi = r.Chance(0.7);
+  }
+  if (r.Chance(0.2)) {
+    c->sinks = true;
+    c->want_dsinks = r.Chance(0.7);
+  }
+  c->dlse = r.Chance(0.2);
+}
+
+}  // namespace
+
+AttentionCase RandomCase(uint64_t seed, const CaseOptions& options) {
+  Random r(seed);
+  AttentionCase c;
+  c.seed = seed;
+  c.dtype = r.Pick<DType>(
+      {DType::kF32, DType::kF32, DType::kBF16, DType::kBF16, DType::kF16});
+  if (options.f64 && r.Chance(0.1)) c.dtype = DType::kF64;
+  c.precision = r.Pick<Precision>({Precision::kFast, Precision::kFast,
+                                   Precision::kHigh, Precision::kExact});
+  DrawShape(r, &c);
+  DrawLayout(r, &c);
+  DrawMask(r, &c);
+  DrawGradients(r, &c);
+  if (options.extras) DrawExtras(r, &c);
+  return c;
+}
+
+}  // namespace fa2::test

@@ -1,0 +1,22 @@
+// Random attention cases over all options.
+#ifndef FA2_TESTS_SUPPORT_CASE_GENERATOR_H_
+#define FA2_TESTS_SUPPORT_CASE_GENERATOR_H_
+
+#include "tests/support/attention_case.h"
+#include "tests/support/random.h"
+
+namespace fa2::test {
+
+// Which options a random case may draw.
+struct CaseOptions {
+  bool extras = true;  // bias, dropout, softcap, ALiBi, sinks, varlen, dlse
+  bool f64 = true;
+};
+
+// Small: at most a few tens of queries and keys, so that thousands run in a
+// minute. The same seed gives the same case.
+AttentionCase RandomCase(uint64_t seed, const CaseOptions& options);
+
+}  // namespace fa2::test
+
+#endif  // FA2_TESTS_SUPPORT_CASE_GENERATOR_H_
