@@ -1,6 +1,8 @@
 // The float64 oracle against the outputs of a GPU kernel: it agrees within that
 // kernel's precision, and tells the three cases that hold the kernel's
 // mistakes.
+#include "tests/support/golden.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,7 +13,6 @@
 #include "fa2/reference.h"
 #include "src/common/philox.h"
 #include "tests/support/error.h"
-#include "tests/support/golden.h"
 
 namespace fa2::test {
 namespace {

@@ -1,7 +1,5 @@
 // The float64 oracle against finite differences of its own forward, for each
 // option, and at the corners of the contract.
-#include "fa2/reference.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "fa2/reference.h"
 #include "tests/support/attention_case.h"
 #include "tests/support/error.h"
 
