@@ -50,10 +50,7 @@ def scaled_dot_product_attention(
             raise TypeError(f"attn_mask is {attn_mask.dtype}; it must be bool or a float dtype")
         if attn_mask.dim() < 1:
             raise ValueError("attn_mask has no dimension; it must be broadcastable to [..., Hq, L, S]")
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-        query, key, value = (_autocast(x, dtype) for x in (query, key, value))
-        attn_mask = _autocast(attn_mask, dtype)
+    query, key, value = (autocast(x) for x in (query, key, value))
     causal = "top_left" if is_causal else None
     if query.dim() == 4 and key.dim() == 4 and value.dim() == 4:
         batch = query.shape[0] == key.shape[0] and query.shape[0] == value.shape[0]
@@ -68,11 +65,11 @@ def scaled_dot_product_attention(
     return out.reshape(*leading, *out.shape[-2:])
 
 
-def _autocast(x: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
-    """x as autocast passes it to a product: f64, bool and integers stay."""
-    if x is None or x.dtype == torch.float64 or not x.is_floating_point():
+def autocast(x: Tensor) -> Tensor:
+    """x as torch.autocast passes it to a product; f64 stays."""
+    if not torch.is_autocast_enabled("cpu") or x.dtype == torch.float64:
         return x
-    return x.to(dtype)
+    return x.to(torch.get_autocast_dtype("cpu"))
 
 
 def _within(mask: Tensor, query: Tensor) -> bool:

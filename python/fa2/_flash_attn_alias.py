@@ -1,0 +1,43 @@
+"""The import name flash_attn for fa2.flash_attn."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_MARK = "__fa2_alias__"
+
+
+def _module(name: str, is_package: bool) -> ModuleType:
+    module = ModuleType(name, "fa2 under the name of the flash-attn package.")
+    module.__spec__ = ModuleSpec(name, loader=None, is_package=is_package)
+    if is_package:
+        module.__path__ = []
+    setattr(module, _MARK, True)
+    return module
+
+
+def install(source_name: str) -> None:
+    present = sys.modules.get("flash_attn")
+    if present is not None:
+        if hasattr(present, _MARK):
+            return
+        raise RuntimeError(
+            "another flash_attn is imported already; install_as_flash_attn() must be called before its first import"
+        )
+    from fa2 import bert_padding
+
+    source = sys.modules[source_name]
+    package = _module("flash_attn", is_package=True)
+    package.__version__ = source.__version__
+    interface = _module("flash_attn.flash_attn_interface", is_package=False)
+    for name in source.__all__:
+        if name != "install_as_flash_attn":
+            setattr(package, name, getattr(source, name))
+            setattr(interface, name, getattr(source, name))
+    package.flash_attn_interface = interface
+    package.bert_padding = bert_padding
+    sys.modules["flash_attn"] = package
+    sys.modules["flash_attn.flash_attn_interface"] = interface
+    sys.modules["flash_attn.bert_padding"] = bert_padding

@@ -1,0 +1,125 @@
+"""attn_implementation="fa2" for Hugging Face transformers.
+
+    import fa2.hf
+    fa2.hf.register()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="fa2")
+
+Trains and generates on CPU, with padding, static and dynamic caches, grouped queries, sliding
+windows, softcap and sinks. Causal masks, windows and padding are not formed as [N, N] arrays; other
+patterns (chunked attention, packed position ids, custom masks) use transformers' boolean masks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from fa2.torch._ops import attention
+from fa2.torch._sdpa import autocast
+
+__all__ = ["register"]
+
+
+def _plain_window(config: Any, local_size: Optional[int]) -> bool:
+    """Whether local_size is the window that the layers hand to _attention_forward as sliding_window."""
+    if local_size is None:
+        return True
+    return getattr(config, "sliding_window", None) == local_size and not getattr(config, "attention_chunk_size", None)
+
+
+def _mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    attention_mask: Optional[Tensor] = None,
+    local_size: Optional[int] = None,
+    allow_is_causal_skip: bool = True,
+    config: Any = None,
+    **keywords: Any,
+) -> Optional[Tensor]:
+    """The mask of a forward pass: None or [B, 1, 1, Nk] (padding) where the layer's own causal flag and
+    window say the rest, which needs as many keys as queries; else bool [B, 1, Nq, Nk]."""
+    from transformers.masking_utils import sdpa_mask
+
+    whole = isinstance(q_offset, int) and q_offset == 0 and kv_offset == 0 and 1 < q_length == kv_length
+    if allow_is_causal_skip and whole and _plain_window(config, local_size):
+        if attention_mask is None:
+            return None
+        if attention_mask.dim() == 2 and attention_mask.shape[1] == kv_length:
+            if not torch.compiler.is_compiling() and bool(attention_mask.all()):
+                return None
+            return attention_mask.bool()[:, None, None, :]
+    return sdpa_mask(
+        batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
+        attention_mask=attention_mask, local_size=local_size, allow_is_causal_skip=allow_is_causal_skip,
+        config=config, **keywords,
+    )  # fmt: skip
+
+
+def _with_position_bias(mask: Optional[Tensor], position_bias: Optional[Tensor]) -> Optional[Tensor]:
+    if position_bias is None or mask is None:
+        return mask if position_bias is None else position_bias
+    if mask.dtype == torch.bool:
+        return position_bias.masked_fill(~mask, -torch.inf)
+    return position_bias + mask
+
+
+def _attention_forward(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Optional[Tensor],
+    dropout: float = 0.0,
+    scaling: Optional[float] = None,
+    sliding_window: Optional[int] = None,
+    softcap: Optional[float] = None,
+    is_causal: Optional[bool] = None,
+    s_aux: Optional[Tensor] = None,
+    position_bias: Optional[Tensor] = None,
+    cache: Any = None,
+    **keywords: Any,
+) -> tuple[Tensor, None]:
+    """query [B, Hq, Nq, D], key and value [B, Hkv, Nk, D]; returns ([B, Nq, Hq, D], None)."""
+    if cache is not None and hasattr(cache, "update"):
+        key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=keywords)
+    query, key, value = (autocast(x) for x in (query, key, value))
+    if query.dtype != value.dtype:
+        # Rotary embeddings or norms in f32 must not widen the products.
+        query, key = query.to(value.dtype), key.to(value.dtype)
+    queries, keys = query.shape[2], key.shape[2]
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    # A full mask says everything; without one, or with padding only, causality and window are left.
+    padding_only = attention_mask is None or attention_mask.shape[-2] == 1
+    causal = "top_left" if is_causal and padding_only and queries > 1 else None
+    window = (-1, -1)
+    if causal is not None:
+        if sliding_window is not None:
+            window = (sliding_window - 1, -1)
+        if attention_mask is None and keys > queries:
+            # The first pass over a static cache: the rows behind the queries are not filled yet.
+            key, value = key[:, :, :queries], value[:, :, :queries]
+            position_bias = None if position_bias is None else position_bias[..., :queries]
+    out, _ = attention(
+        query, key, value,
+        scale=scaling,
+        causal=causal,
+        window=window,
+        bias=_with_position_bias(attention_mask, position_bias),
+        softcap=softcap or 0.0,
+        sinks=None if s_aux is None else s_aux.float(),
+        dropout_p=dropout,
+    )  # fmt: skip
+    return out.transpose(1, 2).contiguous(), None
+
+
+def register(name: str = "fa2") -> None:
+    """Makes attn_implementation=name known to transformers (4.56 or newer)."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(name, _attention_forward)
+    AttentionMaskInterface.register(name, _mask)
