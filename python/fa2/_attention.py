@@ -64,6 +64,7 @@ def _options(
     }
 
 
+_FLOATS = ("float32", "bfloat16", "float16", "float64")
 _RANKS = {"bhsd": (4, "[batch, heads, sequence, head_dim]"),
           "bshd": (4, "[batch, sequence, heads, head_dim]"),
           "thd": (3, "[total, heads, head_dim]")}  # fmt: skip
@@ -78,6 +79,9 @@ def _describe_operand(name: str, x: Array, layout: str) -> tuple[str, tuple[int,
             f"{name} is of type {type(x).__name__}; it must be an array on the CPU that offers __dlpack__"
         )
     dtype, shape = describe(name, x)
+    if dtype not in _FLOATS:
+        hint = "; view bf16 data as ml_dtypes.bfloat16" if dtype == "uint16" else ""
+        raise TypeError(f"{name} is {dtype}; it must be one of {', '.join(_FLOATS)}{hint}")
     rank, wanted = _RANKS[layout]
     if len(shape) != rank:
         raise ValueError(f"{name} has shape {shape}; it must be {wanted} (layout {layout})")
@@ -94,16 +98,11 @@ def _lse_shape(q_shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
     return q_shape[:-1]
 
 
-_FLOATS = ("float32", "bfloat16", "float16", "float64")
-
-
 def forward(q: Array, k: Array, v: Array, *, reference: bool, **keywords: Any) -> tuple[Array, Array]:
     options = _options(**keywords)
     layout = options["layout"]
     dtype, q_shape = _describe_operand("q", q, layout)
     _, v_shape = _describe_operand("v", v, layout)
-    if dtype not in _FLOATS:
-        raise TypeError(f"q is {dtype}; it must be one of {', '.join(_FLOATS)}")
     results = Results(q)
     double = reference or dtype == "float64"
     out = results.empty((*q_shape[:-1], v_shape[-1]), "float64" if reference else dtype)
@@ -127,8 +126,6 @@ def backward(
     if want_dbias and keywords["bias"] is None:
         raise ValueError("want_dbias is True, but bias is None; a bias must be given to have a gradient")
     dtype, _ = describe("q", q)
-    if dtype not in _FLOATS:
-        raise TypeError(f"q is {dtype}; it must be one of {', '.join(_FLOATS)}")
     double = reference or dtype == "float64"
     if grad_dtype is not None:
         dtype = dtype_name(grad_dtype)

@@ -94,6 +94,13 @@ InputArray::InputArray(const char* name, nb::handle object) : name_(name) {
     strides_.push_back(array_.stride(i));
     empty = empty || shape_.back() == 0;
   }
+  // Where no stride is ever taken, libraries say different things; dense ones
+  // pass every check for contiguous rows.
+  int64_t dense = 1;
+  for (size_t i = shape_.size(); i-- > 0;) {
+    if (empty || shape_[i] == 1) strides_[i] = dense;
+    dense *= shape_[i];
+  }
   view_.data = empty ? g_no_elements : array_.data();
 }
 

@@ -23,7 +23,7 @@ def _check(rng, q, k, v, dtype, *, bounds=BOUNDS, want_dbias=False, **options):
     dlse = rng.standard_normal(lse.shape).astype(lse.dtype)
     arguments = dict(dlse=dlse, want_dbias=want_dbias, **options)
     grads = fa2.attention_backward(dout, q, k, v, out, lse, **arguments)
-    expected = fa2.reference.attention_backward(dout, q, k, v, expected, expected_lse, **arguments)
+    expected = fa2.reference.attention_backward(dout, q, k, v, out, lse, **arguments)
     for name, grad, right in zip(NAMES, grads, expected):
         assert (grad is None) == (right is None), name
         if grad is not None:
