@@ -58,7 +58,8 @@ set(CMAKE_CROSSCOMPILING_EMULATOR
 TOOLCHAIN
 
 cmake -S . -B "$build" -G Ninja -DCMAKE_TOOLCHAIN_FILE="$build/toolchain.cmake" \
-  -DCMAKE_BUILD_TYPE=Release -DFA2_BUILD_BENCHMARKS=OFF -DFA2_BUILD_EXAMPLES=OFF "$@"
+  -DCMAKE_BUILD_TYPE=Release -DFA2_BUILD_BENCHMARKS=OFF -DFA2_BUILD_EXAMPLES=OFF \
+  -DFA2_STATIC_AND_SHARED=OFF "$@"
 cmake --build "$build"
 ctest --test-dir "$build" --output-on-failure --no-tests=error -j "$(nproc)" \
   ${FA2_TESTS:+-R "$FA2_TESTS"}
