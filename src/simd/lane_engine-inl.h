@@ -370,14 +370,13 @@ struct LaneEngine {
   }
 
   static size_t KeyAccumulatorBytes(int64_t keys, int64_t depth) {
-    return RoundUp(static_cast<size_t>(keys) *
-                       LeftStride(D(), static_cast<size_t>(depth)) * sizeof(T),
-                   64);
+    return static_cast<size_t>(keys) *
+           LeftStride(D(), static_cast<size_t>(depth)) * sizeof(T);
   }
 
   static size_t QueryAccumulatorBytes(int64_t queries, int64_t depth) {
     const size_t rows = RoundUp(static_cast<size_t>(queries), PanelWidth(D()));
-    return RoundUp(rows * static_cast<size_t>(depth) * sizeof(T), 64);
+    return rows * static_cast<size_t>(depth) * sizeof(T);
   }
 
   static void UnpackKeyRows(const void* accumulator, int64_t /*keys*/,

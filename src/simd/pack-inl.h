@@ -94,7 +94,7 @@ HWY_INLINE size_t PackedBytesOf(D d, Role role, size_t rows, size_t depth) {
   const size_t elements = role == Role::kScoreRight
                               ? RoundUp(rows, PanelWidth(d)) * depth
                               : rows * LeftStride(d, depth);
-  return RoundUp(elements * sizeof(T), 64);
+  return elements * sizeof(T);
 }
 
 template <class D, class Stored>

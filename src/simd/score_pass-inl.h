@@ -83,7 +83,7 @@ HWY_INLINE void GeneralScore(D d, const PanelOptions<hn::TFromD<D>>& options,
     visible = hn::And(visible, hn::Ne(bias, hn::Neg(hn::Inf(d))));
   }
   distance = hn::Zero(d);
-  if (options.alibi_slope != T(0)) {
+  if (options.query_position != nullptr) {
     distance = hn::Abs(hn::Sub(hn::Load(d, options.query_position + col),
                                hn::Set(d, static_cast<T>(key))));
     score = hn::NegMulAdd(hn::Set(d, options.alibi_slope), distance, score);

@@ -1,0 +1,415 @@
+// FlashAttention-2 backward (Dao 2023, algorithm 2), key blocks outermost:
+//
+//   pre-pass   pack Q, dO, K, V once a head; delta = rowsum(O dO) - dlse
+//   phases     for each item of a phase, in parallel:
+//                for each key block of the item
+//                  for each query block of the item, and query head of the
+//                  group
+//                    S^T = K Q^T, dP^T = V dO^T, P = exp(S - lse),
+//                    dS = P (dP - delta); dV += P^T dO, dK += dS^T Q,
+//                    dQ += dS K (into the partial of the item's split)
+//   reduction  dQ partials in order of their split; scale; round; store
+//
+// An item owns its rows of dK and dV, and in its phase its rows of one dQ
+// partial: nothing is added to by two items at once, and every sum has a fixed
+// order.
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "src/attention/backward_run.h"
+#include "src/context/context_impl.h"
+#include "src/simd/engines.h"
+
+namespace fa2 {
+namespace attention {
+
+BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
+                         const Problem& problem, const BackwardPlan& plan,
+                         const simd::Engine& engine, int64_t targets,
+                         int workers, Carver* carver)
+    : args_(args),
+      problem_(problem),
+      plan_(plan),
+      engine_(engine),
+      row_kernels_(*simd::RowKernelsFor(engine.accumulator, targets)),
+      staging_(*simd::StagingKernelsFor(engine.accumulator, targets)),
+      bias_tiles_(problem, carver),
+      bias_rows_(args.dbias, problem, engine, carver) {
+  const int64_t q_rows = plan.q_rows * problem.q_heads;
+  const int64_t k_rows = plan.k_rows * problem.kv_heads;
+  const int64_t d = problem.head_dim;
+  const int64_t dv = problem.value_dim;
+  const auto packed = [&](bool wanted, simd::Role role, int64_t rows,
+                          int64_t depth) {
+    return carver->Take(wanted ? engine.packed_bytes(role, rows, depth) : 0);
+  };
+  using simd::Role;
+  q_score_ = packed(true, Role::kScoreRight, q_rows, d);
+  q_grad_ = packed(want_dk(), Role::kGradRight, q_rows, d);
+  dout_score_ = packed(true, Role::kScoreRight, q_rows, dv);
+  dout_grad_ = packed(want_dv(), Role::kGradRight, q_rows, dv);
+  k_score_ = packed(true, Role::kScoreLeft, k_rows, d);
+  k_grad_ = packed(want_dq() && !engine.grad_left_is_score_left,
+                   Role::kGradLeft, k_rows, d);
+  v_score_ = packed(true, Role::kScoreLeft, k_rows, dv);
+  const size_t statistics = static_cast<size_t>(q_rows) * element();
+  lse_ = carver->Take(statistics);
+  delta_ = carver->Take(statistics);
+  dq_ = carver->Take(want_dq() ? engine.query_accumulator_bytes(
+                                     plan.dq_rows * problem.q_heads, d)
+                               : 0);
+  const bool shared = plan.shared_key_gradients;
+  dk_ = carver->Take(
+      shared && want_dk() ? engine.key_accumulator_bytes(k_rows, d) : 0);
+  dv_ = carver->Take(
+      shared && want_dv() ? engine.key_accumulator_bytes(k_rows, dv) : 0);
+  const size_t q_blocks = static_cast<size_t>(plan.q_blocks * problem.q_heads);
+  const size_t k_blocks = static_cast<size_t>(plan.k_blocks * problem.kv_heads);
+  dq_touched_ = carver->Take<uint8_t>(
+      static_cast<size_t>(plan.dq_blocks * problem.q_heads));
+  dkv_touched_ = carver->Take<uint8_t>(k_blocks);
+  q_non_finite_ = carver->Take<uint8_t>(q_blocks);
+  dout_non_finite_ = carver->Take<uint8_t>(q_blocks);
+  k_non_finite_ = carver->Take<uint8_t>(k_blocks);
+  dsink_terms_ = carver->Take<double>(args.dsinks.given() ? q_blocks : 0);
+  dalibi_terms_ = carver->Take<double>(
+      args.dalibi_slopes.given()
+          ? static_cast<size_t>(plan.parts * problem.q_heads)
+          : 0);
+  workers_ = carver->Take<Worker>(static_cast<size_t>(workers));
+  for (int w = 0; w < workers; ++w) {
+    if (workers_ == nullptr) {
+      const Worker sized(*this, carver);
+    } else {
+      new (workers_ + w) Worker(*this, carver);
+    }
+  }
+}
+
+BackwardRun::Worker::Worker(const BackwardRun& run, Carver* carver)
+    : scores(run.problem_, run.engine_, run.staging_, run.bias_tiles_,
+             run.plan_.blocks, run.args_.dbias.given(),
+             run.args_.dalibi_slopes.given(), carver),
+      rows(run.problem_, run.engine_, run.row_kernels_,
+           std::max(run.plan_.blocks.keys, run.plan_.blocks.queries), carver),
+      bias(run.args_.dbias, run.args_.accumulate_dbias, run.problem_,
+           run.engine_, run.staging_, run.row_kernels_, run.plan_.blocks,
+           run.bias_rows_, carver) {
+  const simd::Engine& engine = run.engine_;
+  const int64_t keys = run.plan_.blocks.keys;
+  const int64_t d = run.problem_.head_dim;
+  const int64_t value_dim = run.problem_.value_dim;
+  const bool own = !run.plan_.shared_key_gradients;
+  engine_scratch =
+      carver->Take(engine.scratch_bytes(run.plan_.blocks, d, value_dim));
+  dk = carver->Take(own ? engine.key_accumulator_bytes(keys, d) : 0);
+  dv = carver->Take(own ? engine.key_accumulator_bytes(keys, value_dim) : 0);
+  k_finite =
+      carver->Take(run.want_dq() && engine.grad_left_is_score_left
+                       ? engine.packed_bytes(simd::Role::kGradLeft, keys, d)
+                       : 0);
+}
+
+BackwardRun::QueryOperand BackwardRun::Queries(int64_t sequence, int64_t head,
+                                               int64_t block) const {
+  const BackwardSequence& s = plan_.sequences[sequence];
+  const int64_t row = head * plan_.q_rows + s.q_row + block * s.queries.size;
+  const int64_t d = problem_.head_dim;
+  const int64_t dv = problem_.value_dim;
+  using simd::Role;
+  return {q_score_ + engine_.packed_bytes(Role::kScoreRight, row, d),
+          q_grad_ + engine_.packed_bytes(Role::kGradRight, row, d),
+          dout_score_ + engine_.packed_bytes(Role::kScoreRight, row, dv),
+          dout_grad_ + engine_.packed_bytes(Role::kGradRight, row, dv),
+          lse_ + static_cast<size_t>(row) * element(),
+          delta_ + static_cast<size_t>(row) * element()};
+}
+
+BackwardRun::KeyOperand BackwardRun::Keys(int64_t sequence, int64_t head,
+                                          int64_t block) const {
+  const BackwardSequence& s = plan_.sequences[sequence];
+  const int64_t row = head * plan_.k_rows + s.k_row + block * s.keys.size;
+  const int64_t d = problem_.head_dim;
+  using simd::Role;
+  std::byte* k_score =
+      k_score_ + engine_.packed_bytes(Role::kScoreLeft, row, d);
+  return {k_score,
+          engine_.grad_left_is_score_left
+              ? k_score
+              : k_grad_ + engine_.packed_bytes(Role::kGradLeft, row, d),
+          v_score_ +
+              engine_.packed_bytes(Role::kScoreLeft, row, problem_.value_dim)};
+}
+
+int64_t BackwardRun::QueryFlag(int64_t sequence, int64_t head,
+                               int64_t block) const {
+  return head * plan_.q_blocks + plan_.sequences[sequence].q_block + block;
+}
+
+int64_t BackwardRun::KeyFlag(int64_t sequence, int64_t head,
+                             int64_t block) const {
+  return head * plan_.k_blocks + plan_.sequences[sequence].k_block + block;
+}
+
+std::byte* BackwardRun::QueryGradient(int64_t sequence, int64_t head,
+                                      int64_t split, int64_t block,
+                                      uint8_t** touched) const {
+  const BackwardSequence& s = plan_.sequences[sequence];
+  *touched = dq_touched_ + head * plan_.dq_blocks + s.dq_block +
+             split * s.queries.count() + block;
+  const int64_t row = head * plan_.dq_rows + s.dq_row +
+                      split * s.queries.padded() + block * s.queries.size;
+  return dq_ + engine_.query_accumulator_bytes(row, problem_.head_dim);
+}
+
+std::byte* BackwardRun::KeyGradient(std::byte* base, int64_t depth,
+                                    int64_t sequence, int64_t head,
+                                    int64_t block) const {
+  const BackwardSequence& s = plan_.sequences[sequence];
+  const int64_t row = head * plan_.k_rows + s.k_row + block * s.keys.size;
+  return base + engine_.key_accumulator_bytes(row, depth);
+}
+
+void BackwardRun::Execute(const threading::Pool& pool) {
+  bias_tiles_.Scan(pool);
+  memset(dq_touched_, 0,
+         static_cast<size_t>(plan_.dq_blocks * problem_.q_heads));
+  memset(dkv_touched_, 0,
+         static_cast<size_t>(plan_.k_blocks * problem_.kv_heads));
+  if (args_.dalibi_slopes.given()) {
+    memset(
+        dalibi_terms_, 0,
+        static_cast<size_t>(plan_.parts * problem_.q_heads) * sizeof(double));
+  }
+  if (bias_rows_.bytes != 0) memset(bias_rows_.data, 0, bias_rows_.bytes);
+
+  const auto for_blocks = [&](const std::vector<BlockIndex>& blocks,
+                              int64_t heads, auto&& body) {
+    const int64_t count = static_cast<int64_t>(blocks.size());
+    pool.For(count * heads, [&](int64_t item, int worker) {
+      const BlockIndex& index = blocks[item % count];
+      body(workers_ + worker, index.sequence, item / count, index.block);
+    });
+  };
+  const auto for_query_blocks = [&](auto&& body) {
+    for_blocks(plan_.query_blocks, problem_.q_heads, body);
+  };
+  const auto for_key_blocks = [&](auto&& body) {
+    for_blocks(plan_.key_blocks, problem_.kv_heads, body);
+  };
+
+  for_query_blocks([&](Worker* worker, int64_t s, int64_t h, int64_t b) {
+    PackQueries(worker, s, h, b);
+  });
+  for_key_blocks([&](Worker* worker, int64_t s, int64_t h, int64_t b) {
+    PackKeys(worker, s, h, b);
+  });
+
+  for (size_t phase = 0; phase + 1 < plan_.phase_begin.size(); ++phase) {
+    const int64_t begin = plan_.phase_begin[phase];
+    pool.For(plan_.phase_begin[phase + 1] - begin,
+             [&](int64_t item, int worker) {
+               RunItem(workers_ + worker, begin + item);
+             });
+  }
+
+  if (want_dq()) {
+    for_query_blocks([&](Worker* worker, int64_t s, int64_t h, int64_t b) {
+      StoreQueryGradient(worker, s, h, b);
+    });
+  }
+  if (plan_.shared_key_gradients && (want_dk() || want_dv())) {
+    for_key_blocks([&](Worker* worker, int64_t s, int64_t h, int64_t b) {
+      const bool touched = dkv_touched_[KeyFlag(s, h, b)] != 0;
+      StoreKeyGradients(
+          worker, s, h, b,
+          touched ? KeyGradient(dk_, problem_.head_dim, s, h, b) : nullptr,
+          touched ? KeyGradient(dv_, problem_.value_dim, s, h, b) : nullptr);
+    });
+  }
+  StoreSmallGradients();
+  SpreadNonFinite(pool);
+}
+
+void BackwardRun::RunItem(Worker* worker, int64_t index) const {
+  const BackwardItem& item = plan_.items[index];
+  const BackwardSequence& s = plan_.sequences[item.sequence_begin];
+  const BlockRange keys =
+      RangeOf(item.split * s.phases + item.range, s.splits * s.phases,
+              s.keys.count(), s.fold_keys);
+  const BlockRange queries =
+      RangeOf((item.range + item.phase) % s.phases, s.phases, s.queries.count(),
+              s.fold_queries);
+  const int64_t group = problem_.group();
+  for (const Interval& key_run : keys.runs) {
+    for (int64_t kb = key_run.begin; kb < key_run.end; ++kb) {
+      uint8_t own_touched = 0;
+      for (const Interval& query_run : queries.runs) {
+        for (int64_t qb = query_run.begin; qb < query_run.end; ++qb) {
+          for (int64_t h = item.head_begin * group; h < item.head_end * group;
+               ++h) {
+            for (int64_t sequence = item.sequence_begin;
+                 sequence < item.sequence_end; ++sequence) {
+              uint8_t* touched =
+                  plan_.shared_key_gradients
+                      ? dkv_touched_ + KeyFlag(sequence, h / group, kb)
+                      : &own_touched;
+              RunBlock(worker, item, sequence, h, kb, qb, touched);
+            }
+          }
+        }
+      }
+      if (!plan_.shared_key_gradients) {
+        StoreKeyGradients(worker, item.sequence_begin, item.head_begin, kb,
+                          own_touched != 0 ? worker->dk : nullptr,
+                          own_touched != 0 ? worker->dv : nullptr);
+      }
+    }
+  }
+}
+
+void BackwardRun::RunBlock(Worker* worker, const BackwardItem& item,
+                           int64_t sequence, int64_t head, int64_t key_block,
+                           int64_t query_block, uint8_t* key_touched) const {
+  const BackwardSequence& s = plan_.sequences[sequence];
+  const int64_t kv_head = head / problem_.group();
+  BlockPlace place;
+  place.sequence = sequence;
+  place.head = head;
+  place.queries = s.queries.Block(query_block);
+  place.keys = s.keys.Block(key_block);
+  place.padded_queries = s.queries.Padded(place.queries);
+  place.padded_keys = s.keys.Padded(place.keys);
+
+  simd::BackwardBlock block;
+  const bool visible = worker->scores.Prepare(place, &block);
+  if (visible) {
+    const QueryOperand q = Queries(sequence, head, query_block);
+    const KeyOperand k = Keys(sequence, kv_head, key_block);
+    block.scratch = worker->engine_scratch;
+    block.k_score = k.k_score;
+    block.v_score = k.v_score;
+    block.k_grad = k.k_grad;
+    block.q_score = q.q_score;
+    block.q_grad = q.q_grad;
+    block.dout_score = q.dout_score;
+    block.dout_grad = q.dout_grad;
+    block.lse = q.lse;
+    block.delta = q.delta;
+    if (want_dq()) {
+      uint8_t* touched = nullptr;
+      block.dq =
+          QueryGradient(sequence, head, item.split, query_block, &touched);
+      block.add_to_dq = *touched != 0;
+      *touched = 1;
+      if (engine_.grad_left_is_score_left &&
+          k_non_finite_[KeyFlag(sequence, kv_head, key_block)] != 0) {
+        engine_.pack(
+            simd::Role::kGradLeft,
+            worker->rows.Read(
+                problem_.k, problem_.sequences[sequence].batch, kv_head,
+                problem_.sequences[sequence].k_begin + place.keys.begin,
+                place.keys.size()),
+            place.padded_keys, true, worker->k_finite);
+        block.k_grad = worker->k_finite;
+      }
+    }
+    const bool shared = plan_.shared_key_gradients;
+    if (want_dk()) {
+      block.dk = shared ? KeyGradient(dk_, problem_.head_dim, sequence, kv_head,
+                                      key_block)
+                        : worker->dk;
+    }
+    if (want_dv()) {
+      block.dv = shared ? KeyGradient(dv_, problem_.value_dim, sequence,
+                                      kv_head, key_block)
+                        : worker->dv;
+    }
+    block.add_to_dk = block.add_to_dv = *key_touched != 0;
+    *key_touched = 1;
+    if (worker->bias.wanted()) block.ds = worker->bias.Target();
+    if (args_.dalibi_slopes.given()) {
+      block.alibi_gradient = dalibi_terms_ + head * plan_.parts + s.part +
+                             item.split * s.phases + item.range;
+    }
+    engine_.backward(block);
+  }
+  if (worker->bias.wanted()) {
+    const simd::StagedShape shape = worker->scores.Shape(place);
+    worker->bias.Collect(shape, !visible);
+    const bool last_sequence = sequence + 1 == item.sequence_end;
+    const bool last_head = !SharesHeads(args_.dbias) ||
+                           head + 1 == item.head_end * problem_.group();
+    if (last_sequence && last_head) worker->bias.Finish(place, shape);
+  }
+}
+
+namespace {
+
+// Kept from call to call, so that a second call of the same shape allocates
+// nothing.
+struct BackwardState {
+  Problem problem;
+  BackwardPlan plan;
+};
+
+Status Prepare(const AttentionBackwardArgs& args, const Context& context,
+               BackwardState* state, const simd::Engine** engine) {
+  Status status = CheckBackward(args, &state->problem);
+  if (!status.ok()) return status;
+  const Context::Impl& impl = context.impl();
+  *engine = simd::ChooseEngine(impl.targets(), impl.engine_cap(), args.q.dtype,
+                               args.options.precision);
+  PlanBackward(state->problem, **engine, SharesBatch(args.dbias),
+               SharesHeads(args.dbias), &state->plan);
+  return Status::Ok();
+}
+
+size_t BytesOf(const AttentionBackwardArgs& args, const Context::Impl& impl,
+               const BackwardState& state, const simd::Engine& engine) {
+  Carver carver(nullptr);
+  const BackwardRun sized(args, state.problem, state.plan, engine,
+                          impl.targets(), impl.pool().num_threads(), &carver);
+  return carver.used();
+}
+
+Status Run(const AttentionBackwardArgs& args, Context* context) {
+  static thread_local BackwardState state;
+  const simd::Engine* engine = nullptr;
+  Status status = Prepare(args, *context, &state, &engine);
+  if (!status.ok()) return status;
+  Context::Impl& impl = context->impl();
+  threading::Workspace workspace;
+  status = impl.workspaces().Acquire(BytesOf(args, impl, state, *engine),
+                                     &workspace);
+  if (!status.ok()) return status;
+  Carver carver(workspace.data());
+  BackwardRun run(args, state.problem, state.plan, *engine, impl.targets(),
+                  impl.pool().num_threads(), &carver);
+  run.Execute(impl.pool());
+  return Status::Ok();
+}
+
+}  // namespace
+}  // namespace attention
+
+Status AttentionBackward(const AttentionBackwardArgs& args, Context* given) {
+  return WithContext(
+      given, [&](Context* context) { return attention::Run(args, context); });
+}
+
+Status AttentionBackwardWorkspace(const AttentionBackwardArgs& args,
+                                  size_t* bytes, Context* given) {
+  return WithContext(given, [&](Context* context) {
+    attention::BackwardState state;
+    const simd::Engine* engine = nullptr;
+    Status status = attention::Prepare(args, *context, &state, &engine);
+    if (status.ok()) {
+      *bytes = attention::BytesOf(args, context->impl(), state, *engine);
+    }
+    return status;
+  });
+}
+
+}  // namespace fa2

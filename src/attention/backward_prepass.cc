@@ -1,0 +1,124 @@
+// The pre-pass of the backward: every operand packed once a head, and the row
+// statistics lse and delta, padded.
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "src/attention/backward_run.h"
+
+namespace fa2::attention {
+
+void BackwardRun::PackQueries(Worker* worker, int64_t sequence, int64_t head,
+                              int64_t block) const {
+  const BackwardSequence& s = plan_.sequences[sequence];
+  const Sequence& rows = problem_.sequences[sequence];
+  const Interval queries = s.queries.Block(block);
+  const int64_t padded = s.queries.Padded(queries);
+  const int64_t flag = QueryFlag(sequence, head, block);
+  const QueryOperand operand = Queries(sequence, head, block);
+  using simd::Role;
+  const auto pack = [&](const ConstTensorView& view, std::byte* score,
+                        bool want_grad, std::byte* grad, uint8_t* non_finite) {
+    const simd::Rows source = worker->rows.Read(
+        view, rows.batch, head, rows.q_begin + queries.begin, queries.size());
+    const bool finite =
+        engine_.pack(Role::kScoreRight, source, padded, false, score);
+    *non_finite = finite ? 0 : 1;
+    if (want_grad) {
+      engine_.pack(Role::kGradRight, source, padded, !finite, grad);
+    }
+  };
+  pack(problem_.q, operand.q_score, want_dk(), operand.q_grad,
+       q_non_finite_ + flag);
+  pack(args_.dout, operand.dout_score, want_dv(), operand.dout_grad,
+       dout_non_finite_ + flag);
+  FindStatistics(worker, sequence, head, block, operand);
+}
+
+void BackwardRun::PackKeys(Worker* worker, int64_t sequence, int64_t head,
+                           int64_t block) const {
+  const BackwardSequence& s = plan_.sequences[sequence];
+  const Sequence& rows = problem_.sequences[sequence];
+  const Interval keys = s.keys.Block(block);
+  const int64_t padded = s.keys.Padded(keys);
+  const KeyOperand operand = Keys(sequence, head, block);
+  using simd::Role;
+  const auto read = [&](const ConstTensorView& view) {
+    return worker->rows.Read(view, rows.batch, head, rows.k_begin + keys.begin,
+                             keys.size());
+  };
+  const simd::Rows k = read(problem_.k);
+  const bool finite =
+      engine_.pack(Role::kScoreLeft, k, padded, false, operand.k_score);
+  k_non_finite_[KeyFlag(sequence, head, block)] = finite ? 0 : 1;
+  if (want_dq() && !engine_.grad_left_is_score_left) {
+    engine_.pack(Role::kGradLeft, k, padded, !finite, operand.k_grad);
+  }
+  engine_.pack(Role::kScoreLeft, read(problem_.v), padded, false,
+               operand.v_score);
+}
+
+template <typename T>
+void BackwardRun::FindStatisticsAs(Worker* worker, int64_t sequence,
+                                   int64_t head, int64_t block,
+                                   const QueryOperand& operand) const {
+  const BackwardSequence& s = plan_.sequences[sequence];
+  const Sequence& rows = problem_.sequences[sequence];
+  const Interval queries = s.queries.Block(block);
+  const int64_t count = queries.size();
+  const int64_t padded = s.queries.Padded(queries);
+  T* lse = reinterpret_cast<T*>(operand.lse);
+  T* delta = reinterpret_cast<T*>(operand.delta);
+  const auto statistic = [&](const ConstTensorView& view, int64_t i) {
+    const RowStart start = StatisticsStart(problem_, view, sequence);
+    T value;
+    memcpy(&value, At(view, start.batch, head, start.row + queries.begin + i),
+           sizeof(value));
+    return value;
+  };
+  if (args_.delta.given()) {
+    for (int64_t i = 0; i < count; ++i) delta[i] = statistic(args_.delta, i);
+  } else {
+    const int64_t first = rows.q_begin + queries.begin;
+    row_kernels_.dot(
+        worker->rows.Read(args_.out, rows.batch, head, first, count, 0),
+        worker->rows.Read(args_.dout, rows.batch, head, first, count, 1),
+        delta);
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    lse[i] = statistic(args_.lse, i);
+    if (args_.dlse.given()) delta[i] -= statistic(args_.dlse, i);
+  }
+  // Padding: exp(S - inf) is 0, and so is dS.
+  for (int64_t i = count; i < padded; ++i) {
+    lse[i] = std::numeric_limits<T>::infinity();
+    delta[i] = T(0);
+  }
+  if (args_.dsinks.given()) {
+    float sink;
+    memcpy(&sink, At(problem_.options.sinks, 0, head, 0), sizeof(sink));
+    double sum = 0.0;
+    for (int64_t i = 0; i < count; ++i) {
+      // A row that sees no key leaves all its probability to the sink,
+      // whatever its lse says.
+      const bool sees_none = rows.mask.Keys(queries.begin + i).empty();
+      const double p = sees_none ? 1.0
+                                 : std::exp(static_cast<double>(sink) -
+                                            static_cast<double>(lse[i]));
+      sum -= p * static_cast<double>(delta[i]);
+    }
+    dsink_terms_[QueryFlag(sequence, head, block)] = sum;
+  }
+}
+
+void BackwardRun::FindStatistics(Worker* worker, int64_t sequence, int64_t head,
+                                 int64_t block,
+                                 const QueryOperand& operand) const {
+  if (engine_.accumulator == DType::kF64) {
+    FindStatisticsAs<double>(worker, sequence, head, block, operand);
+  } else {
+    FindStatisticsAs<float>(worker, sequence, head, block, operand);
+  }
+}
+
+}  // namespace fa2::attention

@@ -1,0 +1,122 @@
+// The state of one backward call: what it works on, and where everything lies
+// in the workspace. The algorithm is in backward.cc.
+#ifndef FA2_SRC_ATTENTION_BACKWARD_RUN_H_
+#define FA2_SRC_ATTENTION_BACKWARD_RUN_H_
+
+#include <cstdint>
+
+#include "fa2/attention.h"
+#include "src/attention/bias_gradient.h"
+#include "src/attention/bias_tiles.h"
+#include "src/attention/block_scores.h"
+#include "src/attention/operands.h"
+#include "src/attention/plan.h"
+#include "src/attention/problem.h"
+#include "src/attention/scratch.h"
+#include "src/simd/engine.h"
+#include "src/simd/rows.h"
+#include "src/simd/staging.h"
+#include "src/threading/parallel.h"
+
+namespace fa2::attention {
+
+class BackwardRun {
+ public:
+  // Lays the workspace out by `carver`, which may only be adding up bytes.
+  BackwardRun(const AttentionBackwardArgs& args, const Problem& problem,
+              const BackwardPlan& plan, const simd::Engine& engine,
+              int64_t targets, int workers, Carver* carver);
+
+  void Execute(const threading::Pool& pool);
+
+ private:
+  // Buffers that one worker alone uses.
+  struct Worker {
+    Worker(const BackwardRun& run, Carver* carver);
+    BlockScores scores;
+    RowBuffers rows;
+    BiasGradient bias;
+    std::byte* engine_scratch;
+    std::byte* dk;  // gradients of one key block, when not shared
+    std::byte* dv;
+    std::byte* k_finite;  // K of one key block without NaN and inf
+  };
+
+  // Packed operands and statistics of one block.
+  struct QueryOperand {
+    std::byte *q_score, *q_grad, *dout_score, *dout_grad;
+    std::byte *lse, *delta;
+  };
+  struct KeyOperand {
+    std::byte *k_score, *k_grad, *v_score;
+  };
+  QueryOperand Queries(int64_t sequence, int64_t head, int64_t block) const;
+  KeyOperand Keys(int64_t sequence, int64_t head, int64_t block) const;
+  // Index of a block among the flags of all blocks of all heads.
+  int64_t QueryFlag(int64_t sequence, int64_t head, int64_t block) const;
+  int64_t KeyFlag(int64_t sequence, int64_t head, int64_t block) const;
+  // The dQ partial of a split, and the flag that says whether it holds
+  // anything yet.
+  std::byte* QueryGradient(int64_t sequence, int64_t head, int64_t split,
+                           int64_t block, uint8_t** touched) const;
+  // dK or dV accumulators that outlive their item.
+  std::byte* KeyGradient(std::byte* base, int64_t depth, int64_t sequence,
+                         int64_t head, int64_t block) const;
+
+  // Pre-pass.
+  void PackQueries(Worker* worker, int64_t sequence, int64_t head,
+                   int64_t block) const;
+  void PackKeys(Worker* worker, int64_t sequence, int64_t head,
+                int64_t block) const;
+  void FindStatistics(Worker* worker, int64_t sequence, int64_t head,
+                      int64_t block, const QueryOperand& operand) const;
+  template <typename T>
+  void FindStatisticsAs(Worker* worker, int64_t sequence, int64_t head,
+                        int64_t block, const QueryOperand& operand) const;
+
+  // Work items.
+  void RunItem(Worker* worker, int64_t item) const;
+  void RunBlock(Worker* worker, const BackwardItem& item, int64_t sequence,
+                int64_t head, int64_t key_block, int64_t query_block,
+                uint8_t* key_touched) const;
+
+  // After the last phase.
+  void StoreQueryGradient(Worker* worker, int64_t sequence, int64_t head,
+                          int64_t block) const;
+  void StoreKeyGradients(Worker* worker, int64_t sequence, int64_t head,
+                         int64_t block, const std::byte* dk,
+                         const std::byte* dv) const;
+  void StoreSmallGradients() const;
+  void SpreadNonFinite(const threading::Pool& pool) const;
+
+  bool want_dq() const { return args_.dq.given(); }
+  bool want_dk() const { return args_.dk.given(); }
+  bool want_dv() const { return args_.dv.given(); }
+  size_t element() const { return SizeOf(engine_.accumulator); }
+
+  const AttentionBackwardArgs& args_;
+  const Problem& problem_;
+  const BackwardPlan& plan_;
+  const simd::Engine& engine_;
+  const simd::RowKernels& row_kernels_;
+  const simd::StagingKernels& staging_;
+  // In the workspace, every array [head][rows or blocks of all sequences].
+  BiasTiles bias_tiles_;
+  std::byte *q_score_, *q_grad_, *dout_score_, *dout_grad_;
+  std::byte *lse_, *delta_;
+  std::byte *k_score_, *k_grad_, *v_score_;
+  std::byte* dq_;
+  std::byte *dk_, *dv_;
+  uint8_t* dq_touched_;
+  uint8_t* dkv_touched_;
+  // Flags of blocks that hold a NaN or an infinity.
+  uint8_t *q_non_finite_, *dout_non_finite_, *k_non_finite_;
+  double* dsink_terms_;   // [query head][query block]
+  double* dalibi_terms_;  // [query head][part of a sequence]
+  BiasGradientRows bias_rows_;
+  Worker* workers_;
+};
+
+}  // namespace fa2::attention
+
+#endif  // FA2_SRC_ATTENTION_BACKWARD_RUN_H_

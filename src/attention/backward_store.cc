@@ -1,0 +1,112 @@
+// The end of the backward: partial sums in a fixed order, scaled, rounded once
+// and stored in the caller's dtype.
+#include <algorithm>
+
+#include "src/attention/backward_run.h"
+#include "src/attention/non_finite.h"
+
+namespace fa2::attention {
+
+void BackwardRun::StoreQueryGradient(Worker* worker, int64_t sequence,
+                                     int64_t head, int64_t block) const {
+  const BackwardSequence& s = plan_.sequences[sequence];
+  const Sequence& rows = problem_.sequences[sequence];
+  const Interval queries = s.queries.Block(block);
+  const int64_t padded = s.queries.Padded(queries);
+  std::byte* sum = nullptr;
+  for (int64_t split = 0; split < s.splits; ++split) {
+    uint8_t* touched = nullptr;
+    std::byte* partial = QueryGradient(sequence, head, split, block, &touched);
+    if (*touched == 0) continue;
+    if (sum == nullptr) {
+      sum = partial;
+    } else {
+      row_kernels_.add(sum, partial,
+                       static_cast<int64_t>(engine_.query_accumulator_bytes(
+                                                padded, problem_.head_dim) /
+                                            element()));
+    }
+  }
+  worker->rows.Store(sum, engine_.unpack_query_rows, padded, queries.size(),
+                     problem_.scale, nullptr, args_.accumulate_dq, args_.dq,
+                     rows.batch, head, rows.q_begin + queries.begin);
+}
+
+void BackwardRun::StoreKeyGradients(Worker* worker, int64_t sequence,
+                                    int64_t head, int64_t block,
+                                    const std::byte* dk,
+                                    const std::byte* dv) const {
+  const BackwardSequence& s = plan_.sequences[sequence];
+  const Sequence& rows = problem_.sequences[sequence];
+  const Interval keys = s.keys.Block(block);
+  const int64_t padded = s.keys.Padded(keys);
+  const int64_t first = rows.k_begin + keys.begin;
+  if (want_dk()) {
+    worker->rows.Store(dk, engine_.unpack_key_rows, padded, keys.size(),
+                       problem_.scale, nullptr, args_.accumulate_dk, args_.dk,
+                       rows.batch, head, first);
+  }
+  if (want_dv()) {
+    worker->rows.Store(dv, engine_.unpack_key_rows, padded, keys.size(), 1.0,
+                       nullptr, args_.accumulate_dv, args_.dv, rows.batch, head,
+                       first);
+  }
+}
+
+void BackwardRun::StoreSmallGradients() const {
+  bias_rows_.Store(args_.dbias, args_.accumulate_dbias, row_kernels_);
+  const auto store = [](const TensorView& out, int64_t b, int64_t h,
+                        double value) {
+    *reinterpret_cast<float*>(At(out, b, h, 0)) = static_cast<float>(value);
+  };
+  if (args_.dsinks.given()) {
+    for (int64_t h = 0; h < problem_.q_heads; ++h) {
+      double sum = 0.0;
+      for (int64_t b = 0; b < plan_.q_blocks; ++b) {
+        sum += dsink_terms_[h * plan_.q_blocks + b];
+      }
+      store(args_.dsinks, 0, h, sum);
+    }
+  }
+  if (args_.dalibi_slopes.given()) {
+    const bool per_sequence = args_.dalibi_slopes.sizes[0] != 1;
+    for (int64_t h = 0; h < problem_.q_heads; ++h) {
+      double sum = 0.0;
+      for (size_t i = 0; i < plan_.sequences.size(); ++i) {
+        const BackwardSequence& s = plan_.sequences[i];
+        for (int64_t part = 0; part < s.splits * s.phases; ++part) {
+          sum += dalibi_terms_[h * plan_.parts + s.part + part];
+        }
+        if (per_sequence) {
+          store(args_.dalibi_slopes, static_cast<int64_t>(i), h, sum);
+          sum = 0.0;
+        }
+      }
+      if (!per_sequence) store(args_.dalibi_slopes, 0, h, sum);
+    }
+  }
+}
+
+void BackwardRun::SpreadNonFinite(const threading::Pool& pool) const {
+  const auto any = [](const uint8_t* flags, int64_t count) {
+    return std::any_of(flags, flags + count, [](uint8_t f) { return f != 0; });
+  };
+  const int64_t q_flags = plan_.q_blocks * problem_.q_heads;
+  const int64_t k_flags = plan_.k_blocks * problem_.kv_heads;
+  // A non-finite row of Q or dO reaches the dK or dV of every key it sees, one
+  // of K the dQ of every query that sees it.
+  if (want_dk() && any(q_non_finite_, q_flags)) {
+    SpreadFromQueries(problem_, problem_.q, args_.dk, NonFinite::kBecomesNaN,
+                      pool);
+  }
+  if (want_dv() && any(dout_non_finite_, q_flags)) {
+    SpreadFromQueries(problem_, args_.dout, args_.dv, NonFinite::kIsAdded,
+                      pool);
+  }
+  if (want_dq() && any(k_non_finite_, k_flags)) {
+    SpreadFromKeys(problem_, problem_.k, args_.dq, NonFinite::kBecomesNaN,
+                   pool);
+  }
+}
+
+}  // namespace fa2::attention

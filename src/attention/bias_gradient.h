@@ -1,0 +1,74 @@
+// dbias: dS summed over the dimensions that bias broadcasts.
+//
+// A work item owns a range of keys and, in one phase, of queries, for all heads
+// and batches that share a plane of dbias (the plan sees to that), so each
+// element has one writer. dS of a block is collected in a staged f32 block and
+// stored once the last head or batch that shares the plane has added to it. A
+// bias that broadcasts its queries collects sums over queries in rows of the
+// workspace, stored at the end.
+#ifndef FA2_SRC_ATTENTION_BIAS_GRADIENT_H_
+#define FA2_SRC_ATTENTION_BIAS_GRADIENT_H_
+
+#include <cstdint>
+
+#include "src/attention/block_scores.h"
+#include "src/attention/problem.h"
+#include "src/attention/scratch.h"
+#include "src/simd/engine.h"
+#include "src/simd/rows.h"
+#include "src/simd/staging.h"
+
+namespace fa2::attention {
+
+inline bool SharesBatch(const TensorView& dbias) {
+  return dbias.given() && dbias.sizes[0] == 1;
+}
+inline bool SharesHeads(const TensorView& dbias) {
+  return dbias.given() && dbias.sizes[1] == 1;
+}
+
+// [plane][Nk] sums over queries, when dbias broadcasts them.
+struct BiasGradientRows {
+  BiasGradientRows(const TensorView& dbias, const Problem& problem,
+                   const simd::Engine& engine, Carver* carver);
+  std::byte* data = nullptr;
+  size_t bytes = 0;
+
+  void Store(const TensorView& dbias, bool add,
+             const simd::RowKernels& kernels) const;
+};
+
+// One worker's part.
+class BiasGradient {
+ public:
+  BiasGradient(const TensorView& dbias, bool add, const Problem& problem,
+               const simd::Engine& engine, const simd::StagingKernels& staging,
+               const simd::RowKernels& kernels, const simd::BlockSizes& largest,
+               const BiasGradientRows& rows, Carver* carver);
+
+  bool wanted() const { return dbias_.given(); }
+
+  // Where the engine shall put dS of the next block, then: it did, or the
+  // block is hidden.
+  void* Target() const { return empty_ ? sum_ : term_; }
+  void Collect(const simd::StagedShape& shape, bool hidden);
+
+  // All that share the plane have been collected.
+  void Finish(const BlockPlace& place, const simd::StagedShape& shape);
+
+ private:
+  const TensorView& dbias_;
+  bool add_;
+  const Problem& problem_;
+  const simd::Engine& engine_;
+  const simd::StagingKernels& staging_;
+  const simd::RowKernels& kernels_;
+  const BiasGradientRows& rows_;
+  std::byte* sum_ = nullptr;
+  std::byte* term_ = nullptr;
+  bool empty_ = true;
+};
+
+}  // namespace fa2::attention
+
+#endif  // FA2_SRC_ATTENTION_BIAS_GRADIENT_H_

@@ -1,0 +1,164 @@
+#include "src/attention/block_scores.h"
+
+#include <algorithm>
+
+namespace fa2::attention {
+namespace {
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+BlockScores::BlockScores(const Problem& problem, const simd::Engine& engine,
+                         const simd::StagingKernels& staging,
+                         const BiasTiles& bias_tiles,
+                         const simd::BlockSizes& largest,
+                         bool want_bias_gradient, bool want_alibi_gradient,
+                         Carver* carver)
+    : problem_(problem),
+      engine_(engine),
+      staging_(staging),
+      bias_tiles_(bias_tiles),
+      positions_(problem.options.alibi_slopes.given() || want_alibi_gradient),
+      tile_stride_(CeilDiv(largest.queries, simd::kTileQueries) + 1),
+      want_bias_gradient_(want_bias_gradient) {
+  const size_t element = SizeOf(engine.accumulator);
+  const size_t queries = static_cast<size_t>(largest.queries);
+  const size_t scores = queries * static_cast<size_t>(largest.keys) * element;
+  tiles_ = carver->Take<simd::TileState>(static_cast<size_t>(
+      tile_stride_ * (CeilDiv(largest.keys, simd::kTileKeys) + 1)));
+  visible_begin_ = carver->Take(queries * element);
+  visible_end_ = carver->Take(queries * element);
+  position_ = carver->Take(positions_ ? queries * element : 0);
+  if (problem.options.bias.given()) bias_ = carver->Take(scores);
+  if (problem.options.dropout_p > 0.0) dropout_ = carver->Take(scores);
+}
+
+simd::StagedShape BlockScores::Shape(const BlockPlace& place) const {
+  return {place.queries.size(), place.keys.size(), place.padded_queries,
+          place.padded_keys, engine_.query_panel};
+}
+
+bool BlockScores::FindTiles(const BlockPlace& place, bool* hidden) {
+  const Mask& mask = problem_.sequences[place.sequence].mask;
+  const int64_t columns = CeilDiv(place.padded_queries, simd::kTileQueries);
+  const int64_t rows = CeilDiv(place.padded_keys, simd::kTileKeys);
+  bool all_visible = true;
+  *hidden = true;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t k = place.keys.begin + r * simd::kTileKeys;
+    for (int64_t c = 0; c < columns; ++c) {
+      const int64_t q = place.queries.begin + c * simd::kTileQueries;
+      simd::TileState state =
+          mask.State({q, std::min(q + simd::kTileQueries, place.queries.end)},
+                     {k, k + simd::kTileKeys});
+      if (state != simd::TileState::kHidden && bias_tiles_.known() &&
+          bias_tiles_.State(place.sequence, place.head, q, k) ==
+              simd::TileState::kHidden) {
+        state = simd::TileState::kHidden;
+      }
+      tiles_[r * tile_stride_ + c] = state;
+      all_visible &= state == simd::TileState::kVisible;
+      *hidden &= state == simd::TileState::kHidden;
+    }
+  }
+  return all_visible;
+}
+
+template <typename T>
+bool BlockScores::PrepareAs(const BlockPlace& place, simd::Block* block) {
+  const Sequence& sequence = problem_.sequences[place.sequence];
+  const Mask& mask = sequence.mask;
+  const AttentionOptions& options = problem_.options;
+  const int64_t k0 = place.keys.begin;
+  block->keys = place.padded_keys;
+  block->queries = place.padded_queries;
+  block->head_dim = problem_.head_dim;
+  block->value_dim = problem_.value_dim;
+  block->tiles = nullptr;
+  simd::ScoreOptions& score = block->score;
+  score = simd::ScoreOptions();
+  score.scale = problem_.scale;
+  score.softcap = options.softcap;
+  score.staged_key_rows = place.padded_keys;
+
+  // Most blocks of a long sequence are all visible: one look settles them.
+  const simd::TileState whole =
+      mask.State(place.queries, {k0, k0 + place.padded_keys});
+  if (whole == simd::TileState::kHidden) return false;
+  if (whole != simd::TileState::kVisible || bias_tiles_.known()) {
+    bool hidden = false;
+    const bool all_visible = FindTiles(place, &hidden);
+    if (hidden) return false;
+    if (!all_visible) {
+      block->tiles = tiles_;
+      block->tile_stride = tile_stride_;
+      T* begin = static_cast<T*>(visible_begin_);
+      T* end = static_cast<T*>(visible_end_);
+      for (int64_t i = 0; i < place.padded_queries; ++i) {
+        Interval keys;
+        if (i < place.queries.size()) {
+          keys = mask.Keys(place.queries.begin + i);
+        }
+        begin[i] = static_cast<T>(
+            std::clamp<int64_t>(keys.begin - k0, 0, place.padded_keys));
+        end[i] = static_cast<T>(
+            std::clamp<int64_t>(keys.end - k0, 0, place.padded_keys));
+      }
+      score.visible_begin = begin;
+      score.visible_end = end;
+    }
+  }
+  if (positions_) {
+    T* position = static_cast<T*>(position_);
+    const int64_t shift = mask.nk() - mask.nq() - k0 + place.queries.begin;
+    for (int64_t i = 0; i < place.padded_queries; ++i) {
+      position[i] = static_cast<T>(shift + i);
+    }
+    const ConstTensorView& slopes = options.alibi_slopes;
+    const int64_t row = slopes.sizes[0] == 1 ? 0 : place.sequence;
+    score.alibi_slope = static_cast<double>(
+        *reinterpret_cast<const float*>(At(slopes, row, place.head, 0)));
+    score.query_position = position;
+  }
+  if (bias_ != nullptr &&
+      (want_bias_gradient_ ||
+       !bias_tiles_.AllVisible(place.sequence, place.head, place.queries,
+                               place.keys))) {
+    const ConstTensorView& bias = options.bias;
+    const auto index = [&bias](int dim, int64_t i) {
+      return bias.sizes[dim] == 1 ? 0 : i;
+    };
+    simd::ScoreMatrix matrix;
+    matrix.data = At(bias, index(0, sequence.batch), index(1, place.head),
+                     index(2, place.queries.begin), index(3, k0));
+    matrix.dtype = bias.dtype;
+    matrix.query_stride = bias.sizes[2] == 1 ? 0 : bias.strides[2];
+    matrix.key_stride = bias.sizes[3] == 1 ? 0 : bias.strides[3];
+    if (!staging_.stage_bias(matrix, Shape(place), bias_)) return false;
+    score.bias = bias_;
+  }
+  if (dropout_ != nullptr) {
+    simd::DropoutBlock dropout;
+    dropout.p = options.dropout_p;
+    dropout.scale = problem_.dropout_scale;
+    dropout.seed = options.philox_seed;
+    const uint64_t batch_head =
+        static_cast<uint64_t>(place.sequence) * problem_.q_heads + place.head;
+    dropout.query_stride = static_cast<uint64_t>(problem_.max_nk);
+    dropout.first = options.philox_offset +
+                    (batch_head * problem_.max_nq + place.queries.begin) *
+                        dropout.query_stride +
+                    k0;
+    staging_.stage_dropout(dropout, Shape(place), dropout_);
+    score.dropout = dropout_;
+  }
+  return true;
+}
+
+bool BlockScores::Prepare(const BlockPlace& place, simd::Block* block) {
+  return engine_.accumulator == DType::kF64 ? PrepareAs<double>(place, block)
+                                            : PrepareAs<float>(place, block);
+}
+
+}  // namespace fa2::attention

@@ -1,0 +1,65 @@
+// What the scores of one block need beside Q and K: tile states, visible
+// intervals, positions, staged bias and dropout. Forward and backward share it.
+#ifndef FA2_SRC_ATTENTION_BLOCK_SCORES_H_
+#define FA2_SRC_ATTENTION_BLOCK_SCORES_H_
+
+#include <cstdint>
+
+#include "src/attention/bias_tiles.h"
+#include "src/attention/problem.h"
+#include "src/attention/scratch.h"
+#include "src/simd/engine.h"
+#include "src/simd/staging.h"
+
+namespace fa2::attention {
+
+// Rows of one block: the sequence's queries and keys, and both padded to the
+// engine's panels.
+struct BlockPlace {
+  int64_t sequence = 0;
+  int64_t head = 0;  // query head
+  Interval queries;
+  Interval keys;
+  int64_t padded_queries = 0;
+  int64_t padded_keys = 0;
+};
+
+// One worker's buffers. `largest` bounds every block.
+class BlockScores {
+ public:
+  BlockScores(const Problem& problem, const simd::Engine& engine,
+              const simd::StagingKernels& staging, const BiasTiles& bias_tiles,
+              const simd::BlockSizes& largest, bool want_bias_gradient,
+              bool want_alibi_gradient, Carver* carver);
+
+  // Fills everything of `block` but the operands and the engine's scratch;
+  // false when no element is visible.
+  bool Prepare(const BlockPlace& place, simd::Block* block);
+
+  simd::StagedShape Shape(const BlockPlace& place) const;
+
+ private:
+  template <typename T>
+  bool PrepareAs(const BlockPlace& place, simd::Block* block);
+
+  // Returns whether all tiles are visible; `hidden` when none is.
+  bool FindTiles(const BlockPlace& place, bool* hidden);
+
+  const Problem& problem_;
+  const simd::Engine& engine_;
+  const simd::StagingKernels& staging_;
+  const BiasTiles& bias_tiles_;
+  bool positions_;
+  int64_t tile_stride_;
+  simd::TileState* tiles_;
+  void* visible_begin_;
+  void* visible_end_;
+  void* position_;
+  void* bias_ = nullptr;
+  void* dropout_ = nullptr;
+  bool want_bias_gradient_;
+};
+
+}  // namespace fa2::attention
+
+#endif  // FA2_SRC_ATTENTION_BLOCK_SCORES_H_

@@ -1,0 +1,208 @@
+#include "src/attention/check.h"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace fa2::attention {
+namespace {
+
+// Steps of a view in bytes, all positive, by rising size; `base` is the lowest
+// byte. Dimensions of one element do not count.
+struct Footprint {
+  struct Step {
+    uint64_t bytes;
+    uint64_t count;
+  };
+  std::vector<Step> steps;
+  uint64_t base = 0;
+  uint64_t end = 0;  // one past the highest byte; == base when empty
+  uint64_t element = 0;
+};
+
+Footprint FootprintOf(const ConstTensorView& view) {
+  Footprint f;
+  f.element = SizeOf(view.dtype);
+  f.base = reinterpret_cast<uintptr_t>(view.data);
+  f.end = f.base;
+  for (int64_t size : view.sizes) {
+    if (size == 0) return f;
+  }
+  uint64_t span = f.element;
+  for (int i = 0; i < 4; ++i) {
+    if (view.sizes[i] == 1) continue;
+    const int64_t stride = view.strides[i];
+    const uint64_t step =
+        static_cast<uint64_t>(stride < 0 ? -stride : stride) * f.element;
+    const uint64_t reach = step * static_cast<uint64_t>(view.sizes[i] - 1);
+    if (stride < 0) f.base -= reach;
+    span += reach;
+    f.steps.push_back({step, static_cast<uint64_t>(view.sizes[i])});
+  }
+  f.end = f.base + span;
+  std::sort(f.steps.begin(), f.steps.end(),
+            [](const Footprint::Step& a, const Footprint::Step& b) {
+              return a.bytes < b.bytes;
+            });
+  return f;
+}
+
+// Every step is larger than what the smaller ones cover.
+bool OverlapsItself(const Footprint& f) {
+  uint64_t covered = f.element;
+  for (const Footprint::Step& step : f.steps) {
+    if (step.bytes < covered) return true;
+    covered += step.bytes * (step.count - 1);
+  }
+  return false;
+}
+
+// Bytes of a view modulo `pitch`, when the larger steps are multiples of it and
+// the smaller ones stay within it.
+bool Residue(const Footprint& f, uint64_t pitch, uint64_t* begin,
+             uint64_t* length) {
+  *length = f.element;
+  for (const Footprint::Step& step : f.steps) {
+    if (step.bytes % pitch == 0) continue;
+    *length += step.bytes * (step.count - 1);
+  }
+  *begin = f.base % pitch;
+  return *length <= pitch;
+}
+
+bool DisjointModulo(const Footprint& a, const Footprint& b, uint64_t pitch) {
+  uint64_t a_begin, a_length, b_begin, b_length;
+  if (!Residue(a, pitch, &a_begin, &a_length) ||
+      !Residue(b, pitch, &b_begin, &b_length)) {
+    return false;
+  }
+  const uint64_t from_a_to_b = (b_begin + pitch - a_begin) % pitch;
+  return from_a_to_b >= a_length && from_a_to_b + b_length <= pitch;
+}
+
+bool Overlap(const Footprint& a, const Footprint& b) {
+  if (a.end == a.base || b.end == b.base) return false;
+  if (a.end <= b.base || b.end <= a.base) return false;
+  for (const Footprint* f : {&a, &b}) {
+    for (const Footprint::Step& step : f->steps) {
+      if (step.bytes != 0 && DisjointModulo(a, b, step.bytes)) return false;
+    }
+  }
+  return true;
+}
+
+std::string StridesText(const ConstTensorView& view) {
+  return "strides " + ShapeText(view.strides);
+}
+
+}  // namespace
+
+std::string ShapeText(const std::array<int64_t, 4>& sizes) {
+  std::string text = "[";
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (i > 0) text += ", ";
+    text += std::to_string(sizes[i]);
+  }
+  return text + "]";
+}
+
+Status CheckView(const NamedView& tensor) {
+  const std::string name = tensor.name;
+  const ConstTensorView& view = tensor.view;
+  const uint64_t element = SizeOf(view.dtype);
+  if (element == 0) {
+    return Status::InvalidArgument(
+        name + " has dtype number " +
+        std::to_string(static_cast<int>(view.dtype)) +
+        "; it must be one of fa2::DType");
+  }
+  bool has_elements = true;
+  for (int64_t size : view.sizes) {
+    if (size < 0) {
+      return Status::InvalidArgument(name + " has shape " +
+                                     ShapeText(view.sizes) +
+                                     "; sizes must be 0 or more");
+    }
+    has_elements &= size > 0;
+  }
+  if (!has_elements) return Status::Ok();
+  // 2^62 bytes leave room for sums of two such spans.
+  constexpr __int128 kLimit = static_cast<__int128>(1) << 62;
+  __int128 reach = 1;
+  __int128 count = 1;
+  for (int i = 0; i < 4; ++i) {
+    const __int128 stride = view.strides[i];
+    reach += (stride < 0 ? -stride : stride) * (view.sizes[i] - 1);
+    count *= view.sizes[i];
+    if (reach * element > kLimit || count * element > kLimit) {
+      return Status::InvalidArgument(
+          name + " has shape " + ShapeText(view.sizes) + " and " +
+          StridesText(view) + "; its elements must lie within 2^62 bytes");
+    }
+  }
+  if (view.data == nullptr) {
+    return Status::InvalidArgument(name + " is null; it must point to " +
+                                   ShapeText(view.sizes) + " elements");
+  }
+  if (reinterpret_cast<uintptr_t>(view.data) % element != 0) {
+    return Status::InvalidArgument(
+        name + " is not aligned; " + NameOf(view.dtype) +
+        " data must be aligned to " + std::to_string(element) + " bytes");
+  }
+  return Status::Ok();
+}
+
+Status CheckDType(const NamedView& tensor, std::initializer_list<DType> allowed,
+                  const char* why) {
+  if (std::find(allowed.begin(), allowed.end(), tensor.view.dtype) !=
+      allowed.end()) {
+    return Status::Ok();
+  }
+  std::string names;
+  for (DType dtype : allowed) {
+    names += (names.empty() ? "" : " or ") + std::string(NameOf(dtype));
+  }
+  return Status::InvalidArgument(std::string(tensor.name) + " has dtype " +
+                                 NameOf(tensor.view.dtype) + "; it must be " +
+                                 names + (*why == '\0' ? "" : ", ") + why);
+}
+
+Status CheckShape(const NamedView& tensor,
+                  const std::array<int64_t, 4>& expected, const char* meaning) {
+  if (tensor.view.sizes == expected) return Status::Ok();
+  return Status::InvalidArgument(
+      std::string(tensor.name) + " has shape " + ShapeText(tensor.view.sizes) +
+      "; it must be " + ShapeText(expected) + ", " + meaning);
+}
+
+Status CheckOverlap(const std::vector<NamedView>& outputs,
+                    const std::vector<NamedView>& inputs) {
+  std::vector<Footprint> written;
+  written.reserve(outputs.size());
+  for (const NamedView& output : outputs) {
+    Footprint f = FootprintOf(output.view);
+    if (f.end != f.base && OverlapsItself(f)) {
+      return Status::InvalidArgument(
+          std::string(output.name) + " has shape " +
+          ShapeText(output.view.sizes) + " and " + StridesText(output.view) +
+          "; the elements of an output must not share memory");
+    }
+    for (size_t i = 0; i < written.size(); ++i) {
+      if (Overlap(f, written[i])) {
+        return Status::InvalidArgument(std::string(output.name) + " overlaps " +
+                                       outputs[i].name +
+                                       "; outputs must not share memory");
+      }
+    }
+    for (const NamedView& input : inputs) {
+      if (input.view.data != nullptr && Overlap(f, FootprintOf(input.view))) {
+        return Status::InvalidArgument(std::string(output.name) +
+                                       " overlaps the input " + input.name +
+                                       "; inputs are never written");
+      }
+    }
+    written.push_back(std::move(f));
+  }
+  return Status::Ok();
+}
+
+}  // namespace fa2::attention

@@ -1,0 +1,42 @@
+// Sentences and tests about tensor views, for checking calls.
+#ifndef FA2_SRC_ATTENTION_CHECK_H_
+#define FA2_SRC_ATTENTION_CHECK_H_
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "fa2/status.h"
+#include "fa2/types.h"
+
+namespace fa2::attention {
+
+// "[2, 4, 128, 64]"
+std::string ShapeText(const std::array<int64_t, 4>& sizes);
+
+// A tensor as an error names it.
+struct NamedView {
+  const char* name;
+  ConstTensorView view;
+};
+
+// Sizes not negative, the span of its elements within 63 bits, data given
+// unless there are no elements.
+Status CheckView(const NamedView& tensor);
+
+Status CheckDType(const NamedView& tensor, std::initializer_list<DType> allowed,
+                  const char* why);
+
+// `meaning` says what the shape must be, e.g. "[B, Hq, Nq, D] of q".
+Status CheckShape(const NamedView& tensor,
+                  const std::array<int64_t, 4>& expected, const char* meaning);
+
+// No two elements of one output in one place; no output in the place of another
+// output or of an input. Views that interleave (slices of one packed buffer)
+// are told apart.
+Status CheckOverlap(const std::vector<NamedView>& outputs,
+                    const std::vector<NamedView>& inputs);
+
+}  // namespace fa2::attention
+
+#endif  // FA2_SRC_ATTENTION_CHECK_H_

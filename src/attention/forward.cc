@@ -1,0 +1,327 @@
+// FlashAttention-2 forward (Dao 2023, algorithm 1):
+//
+//   pre-pass  pack K and V once a kv head
+//   items     for each block of queries of each head, in parallel:
+//               for each key block that it sees
+//                 S^T = K Q^T, running maximum m and sum l, P = exp(S - m),
+//                 O^T = O^T exp(m_old - m) + V^T P^T
+//               O / l, lse = m + log l, stored
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <new>
+
+#include "src/attention/bias_tiles.h"
+#include "src/attention/block_scores.h"
+#include "src/attention/non_finite.h"
+#include "src/attention/operands.h"
+#include "src/attention/plan.h"
+#include "src/attention/problem.h"
+#include "src/context/context_impl.h"
+#include "src/simd/engines.h"
+#include "src/simd/rows.h"
+#include "src/simd/staging.h"
+
+namespace fa2 {
+namespace attention {
+namespace {
+
+class ForwardRun {
+ public:
+  ForwardRun(const AttentionForwardArgs& args, const Problem& problem,
+             const ForwardPlan& plan, const simd::Engine& engine,
+             int64_t targets, int workers, Carver* carver);
+
+  void Execute(const threading::Pool& pool);
+
+ private:
+  struct Worker {
+    Worker(const ForwardRun& run, Carver* carver);
+    BlockScores scores;
+    RowBuffers rows;
+    std::byte *q_score, *engine_scratch, *out;
+    std::byte *row_max, *row_sum, *row_factor;
+  };
+
+  void PackKeys(Worker* worker, int64_t sequence, int64_t head,
+                int64_t block) const;
+  void RunItem(Worker* worker, const ForwardItem& item) const;
+  template <typename T>
+  void Finish(Worker* worker, const ForwardItem& item, const Interval& queries,
+              int64_t padded, bool any) const;
+
+  // First row of a key block among the packed rows of all heads.
+  int64_t KeyRow(int64_t sequence, int64_t head, int64_t block) const {
+    const ForwardSequence& s = plan_.sequences[sequence];
+    return head * plan_.k_rows + s.k_row + block * s.keys.size;
+  }
+  std::byte* PackedK(int64_t sequence, int64_t head, int64_t block) const {
+    return k_score_ + engine_.packed_bytes(simd::Role::kScoreLeft,
+                                           KeyRow(sequence, head, block),
+                                           problem_.head_dim);
+  }
+  std::byte* PackedV(int64_t sequence, int64_t head, int64_t block) const {
+    return v_grad_ + engine_.packed_bytes(simd::Role::kGradLeft,
+                                          KeyRow(sequence, head, block),
+                                          problem_.value_dim);
+  }
+
+  const AttentionForwardArgs& args_;
+  const Problem& problem_;
+  const ForwardPlan& plan_;
+  const simd::Engine& engine_;
+  const simd::RowKernels& row_kernels_;
+  const simd::StagingKernels& staging_;
+  BiasTiles bias_tiles_;
+  std::byte *k_score_, *v_grad_;
+  uint8_t* v_non_finite_;
+  Worker* workers_;
+};
+
+ForwardRun::ForwardRun(const AttentionForwardArgs& args, const Problem& problem,
+                       const ForwardPlan& plan, const simd::Engine& engine,
+                       int64_t targets, int workers, Carver* carver)
+    : args_(args),
+      problem_(problem),
+      plan_(plan),
+      engine_(engine),
+      row_kernels_(*simd::RowKernelsFor(engine.accumulator, targets)),
+      staging_(*simd::StagingKernelsFor(engine.accumulator, targets)),
+      bias_tiles_(problem, carver) {
+  const int64_t rows = plan.k_rows * problem.kv_heads;
+  k_score_ = carver->Take(
+      engine.packed_bytes(simd::Role::kScoreLeft, rows, problem.head_dim));
+  v_grad_ = carver->Take(
+      engine.packed_bytes(simd::Role::kGradLeft, rows, problem.value_dim));
+  v_non_finite_ = carver->Take<uint8_t>(
+      static_cast<size_t>(plan.k_blocks * problem.kv_heads));
+  workers_ = carver->Take<Worker>(static_cast<size_t>(workers));
+  for (int w = 0; w < workers; ++w) {
+    if (workers_ == nullptr) {
+      const Worker sized(*this, carver);
+    } else {
+      new (workers_ + w) Worker(*this, carver);
+    }
+  }
+}
+
+ForwardRun::Worker::Worker(const ForwardRun& run, Carver* carver)
+    : scores(run.problem_, run.engine_, run.staging_, run.bias_tiles_,
+             run.plan_.blocks, false, false, carver),
+      rows(run.problem_, run.engine_, run.row_kernels_,
+           std::max(run.plan_.blocks.keys, run.plan_.blocks.queries), carver) {
+  const simd::Engine& engine = run.engine_;
+  const int64_t queries = run.plan_.blocks.queries;
+  const int64_t d = run.problem_.head_dim;
+  const int64_t dv = run.problem_.value_dim;
+  q_score =
+      carver->Take(engine.packed_bytes(simd::Role::kScoreRight, queries, d));
+  engine_scratch = carver->Take(engine.scratch_bytes(run.plan_.blocks, d, dv));
+  out = carver->Take(engine.query_accumulator_bytes(queries, dv));
+  const size_t row = static_cast<size_t>(queries) * SizeOf(engine.accumulator);
+  row_max = carver->Take(row);
+  row_sum = carver->Take(row);
+  row_factor = carver->Take(row);
+}
+
+void ForwardRun::Execute(const threading::Pool& pool) {
+  bias_tiles_.Scan(pool);
+  const int64_t blocks = static_cast<int64_t>(plan_.key_blocks.size());
+  pool.For(blocks * problem_.kv_heads, [&](int64_t item, int worker) {
+    const BlockIndex& index = plan_.key_blocks[item % blocks];
+    PackKeys(workers_ + worker, index.sequence, item / blocks, index.block);
+  });
+  pool.For(static_cast<int64_t>(plan_.items.size()),
+           [&](int64_t item, int worker) {
+             RunItem(workers_ + worker, plan_.items[item]);
+           });
+  const int64_t flags = plan_.k_blocks * problem_.kv_heads;
+  if (std::any_of(v_non_finite_, v_non_finite_ + flags,
+                  [](uint8_t f) { return f != 0; })) {
+    SpreadFromKeys(problem_, problem_.v, args_.out, NonFinite::kIsAdded, pool);
+  }
+}
+
+void ForwardRun::PackKeys(Worker* worker, int64_t sequence, int64_t head,
+                          int64_t block) const {
+  const ForwardSequence& s = plan_.sequences[sequence];
+  const Sequence& rows = problem_.sequences[sequence];
+  const Interval keys = s.keys.Block(block);
+  const int64_t padded = s.keys.Padded(keys);
+  const int64_t first = rows.k_begin + keys.begin;
+  engine_.pack(
+      simd::Role::kScoreLeft,
+      worker->rows.Read(problem_.k, rows.batch, head, first, keys.size()),
+      padded, false, PackedK(sequence, head, block));
+  const simd::Rows v =
+      worker->rows.Read(problem_.v, rows.batch, head, first, keys.size());
+  std::byte* packed = PackedV(sequence, head, block);
+  const bool finite =
+      engine_.pack(simd::Role::kGradLeft, v, padded, false, packed);
+  if (!finite) engine_.pack(simd::Role::kGradLeft, v, padded, true, packed);
+  v_non_finite_[head * plan_.k_blocks + s.k_block + block] = finite ? 0 : 1;
+}
+
+void ForwardRun::RunItem(Worker* worker, const ForwardItem& item) const {
+  const ForwardSequence& s = plan_.sequences[item.sequence];
+  const Sequence& rows = problem_.sequences[item.sequence];
+  const int64_t kv_head = item.head / problem_.group();
+  BlockPlace place;
+  place.sequence = item.sequence;
+  place.head = item.head;
+  place.queries = s.queries.Block(item.block);
+  place.padded_queries = s.queries.Padded(place.queries);
+  engine_.pack(simd::Role::kScoreRight,
+               worker->rows.Read(problem_.q, rows.batch, item.head,
+                                 rows.q_begin + place.queries.begin,
+                                 place.queries.size()),
+               place.padded_queries, false, worker->q_score);
+  simd::ForwardBlock block;
+  block.first = true;
+  const Interval seen = rows.mask.KeysOf(place.queries);
+  for (int64_t kb = seen.begin / s.keys.size;
+       kb < s.keys.count() && kb * s.keys.size < seen.end; ++kb) {
+    place.keys = s.keys.Block(kb);
+    place.padded_keys = s.keys.Padded(place.keys);
+    if (!worker->scores.Prepare(place, &block)) continue;
+    block.scratch = worker->engine_scratch;
+    block.q_score = worker->q_score;
+    block.k_score = PackedK(item.sequence, kv_head, kb);
+    block.v_grad = PackedV(item.sequence, kv_head, kb);
+    block.row_max = worker->row_max;
+    block.row_sum = worker->row_sum;
+    block.out = worker->out;
+    if (block.first) {
+      // An empty row: maximum -inf, sum 0.
+      const auto clear = [&](auto zero) {
+        using T = decltype(zero);
+        std::fill_n(reinterpret_cast<T*>(worker->row_max), place.padded_queries,
+                    -std::numeric_limits<T>::infinity());
+        std::fill_n(reinterpret_cast<T*>(worker->row_sum), place.padded_queries,
+                    zero);
+      };
+      if (engine_.accumulator == DType::kF64) {
+        clear(0.0);
+      } else {
+        clear(0.0f);
+      }
+    }
+    engine_.forward(block);
+    block.first = false;
+  }
+  if (engine_.accumulator == DType::kF64) {
+    Finish<double>(worker, item, place.queries, place.padded_queries,
+                   !block.first);
+  } else {
+    Finish<float>(worker, item, place.queries, place.padded_queries,
+                  !block.first);
+  }
+}
+
+template <typename T>
+void ForwardRun::Finish(Worker* worker, const ForwardItem& item,
+                        const Interval& queries, int64_t padded,
+                        bool any) const {
+  constexpr T kHidden = -std::numeric_limits<T>::infinity();
+  const Sequence& rows = problem_.sequences[item.sequence];
+  const T* row_max = reinterpret_cast<const T*>(worker->row_max);
+  const T* row_sum = reinterpret_cast<const T*>(worker->row_sum);
+  T* factor = reinterpret_cast<T*>(worker->row_factor);
+  const ConstTensorView& sinks = problem_.options.sinks;
+  float sink = 0.0f;
+  if (sinks.given()) memcpy(&sink, At(sinks, 0, item.head, 0), sizeof(sink));
+  const bool store_lse = args_.lse.given();
+  const RowStart start =
+      store_lse ? StatisticsStart(problem_, args_.lse, item.sequence)
+                : RowStart{0, 0};
+  for (int64_t i = 0; i < queries.size(); ++i) {
+    T max = any ? row_max[i] : kHidden;
+    T sum = any ? row_sum[i] : T(0);
+    factor[i] = T(1);
+    if (sinks.given()) {
+      // exp(sink) joins the sum under the greater of both maxima.
+      const T with_sink = std::max(max, static_cast<T>(sink));
+      const T shrink = max == kHidden ? T(0) : std::exp(max - with_sink);
+      sum = sum * shrink + std::exp(static_cast<T>(sink) - with_sink);
+      factor[i] = shrink;
+      max = with_sink;
+    }
+    const T lse = sum == T(0) ? kHidden : max + std::log(sum);
+    factor[i] = sum == T(0) ? T(0) : factor[i] / sum;
+    if (store_lse) {
+      memcpy(
+          At(args_.lse, start.batch, item.head, start.row + queries.begin + i),
+          &lse, sizeof(lse));
+    }
+  }
+  worker->rows.Store(any ? worker->out : nullptr, engine_.unpack_query_rows,
+                     padded, queries.size(), 1.0, factor, false, args_.out,
+                     rows.batch, item.head, rows.q_begin + queries.begin);
+}
+
+// Kept from call to call, so that a second call of the same shape allocates
+// nothing.
+struct ForwardState {
+  Problem problem;
+  ForwardPlan plan;
+};
+
+Status Prepare(const AttentionForwardArgs& args, const Context& context,
+               ForwardState* state, const simd::Engine** engine) {
+  Status status = CheckForward(args, &state->problem);
+  if (!status.ok()) return status;
+  const Context::Impl& impl = context.impl();
+  *engine = simd::ChooseEngine(impl.targets(), impl.engine_cap(), args.q.dtype,
+                               args.options.precision);
+  PlanForward(state->problem, **engine, &state->plan);
+  return Status::Ok();
+}
+
+size_t BytesOf(const AttentionForwardArgs& args, const Context::Impl& impl,
+               const ForwardState& state, const simd::Engine& engine) {
+  Carver carver(nullptr);
+  const ForwardRun sized(args, state.problem, state.plan, engine,
+                         impl.targets(), impl.pool().num_threads(), &carver);
+  return carver.used();
+}
+
+Status Run(const AttentionForwardArgs& args, Context* context) {
+  static thread_local ForwardState state;
+  const simd::Engine* engine = nullptr;
+  Status status = Prepare(args, *context, &state, &engine);
+  if (!status.ok()) return status;
+  Context::Impl& impl = context->impl();
+  threading::Workspace workspace;
+  status = impl.workspaces().Acquire(BytesOf(args, impl, state, *engine),
+                                     &workspace);
+  if (!status.ok()) return status;
+  Carver carver(workspace.data());
+  ForwardRun run(args, state.problem, state.plan, *engine, impl.targets(),
+                 impl.pool().num_threads(), &carver);
+  run.Execute(impl.pool());
+  return Status::Ok();
+}
+
+}  // namespace
+}  // namespace attention
+
+Status AttentionForward(const AttentionForwardArgs& args, Context* given) {
+  return WithContext(
+      given, [&](Context* context) { return attention::Run(args, context); });
+}
+
+Status AttentionForwardWorkspace(const AttentionForwardArgs& args,
+                                 size_t* bytes, Context* given) {
+  return WithContext(given, [&](Context* context) {
+    attention::ForwardState state;
+    const simd::Engine* engine = nullptr;
+    Status status = attention::Prepare(args, *context, &state, &engine);
+    if (status.ok()) {
+      *bytes = attention::BytesOf(args, context->impl(), state, *engine);
+    }
+    return status;
+  });
+}
+
+}  // namespace fa2

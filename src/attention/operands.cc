@@ -1,0 +1,100 @@
+#include "src/attention/operands.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace fa2::attention {
+namespace {
+
+// Copies rows element by element; `step` and `stride` in bytes.
+void Gather(const char* from, int64_t stride, int64_t step, int64_t rows,
+            int64_t depth, size_t element, char* to) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t d = 0; d < depth; ++d, to += element) {
+      memcpy(to, from + r * stride + d * step, element);
+    }
+  }
+}
+
+void Scatter(const char* from, int64_t stride, int64_t step, int64_t rows,
+             int64_t depth, size_t element, char* to) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t d = 0; d < depth; ++d, from += element) {
+      memcpy(to + r * stride + d * step, from, element);
+    }
+  }
+}
+
+}  // namespace
+
+RowBuffers::RowBuffers(const Problem& problem, const simd::Engine& engine,
+                       const simd::RowKernels& kernels, int64_t largest_block,
+                       Carver* carver)
+    : engine_(engine),
+      kernels_(kernels),
+      depth_(
+          std::max<int64_t>(1, std::max(problem.head_dim, problem.value_dim))) {
+  // f64 is the widest element of any tensor.
+  const size_t row = static_cast<size_t>(depth_) * sizeof(double);
+  gathered_[0] = carver->Take(static_cast<size_t>(largest_block) * row);
+  gathered_[1] = carver->Take(static_cast<size_t>(largest_block) * row);
+  rows_ = carver->Take(kUnpackRows * row);
+  narrowed_ = carver->Take(kUnpackRows * row);
+}
+
+simd::Rows ContiguousRows(const ConstTensorView& view, int64_t batch,
+                          int64_t head, int64_t first, int64_t count,
+                          void* gathered) {
+  simd::Rows rows = RowsOf(view, batch, head, first, count);
+  if (HasContiguousRows(view)) return rows;
+  const size_t element = SizeOf(view.dtype);
+  const int64_t bytes = static_cast<int64_t>(element);
+  Gather(static_cast<const char*>(rows.data), rows.stride * bytes,
+         view.strides[3] * bytes, count, rows.depth, element,
+         static_cast<char*>(gathered));
+  rows.data = gathered;
+  rows.stride = rows.depth;
+  return rows;
+}
+
+void RowBuffers::Store(const void* accumulator, Unpack unpack,
+                       int64_t block_rows, int64_t count, double factor,
+                       const void* row_factor, bool add, const TensorView& out,
+                       int64_t batch, int64_t head, int64_t first) const {
+  const int64_t depth = out.sizes[3];
+  if (depth == 0) return;
+  if (accumulator == nullptr && add) return;
+  const size_t wide = SizeOf(engine_.accumulator);
+  const size_t element = SizeOf(out.dtype);
+  const int64_t bytes = static_cast<int64_t>(element);
+  const bool contiguous = HasContiguousRows(out);
+  if (accumulator == nullptr) {
+    memset(rows_, 0, static_cast<size_t>(kUnpackRows * depth) * wide);
+  }
+  for (int64_t r = 0; r < count; r += kUnpackRows) {
+    const int64_t rows = std::min(kUnpackRows, count - r);
+    if (accumulator != nullptr) {
+      unpack(accumulator, block_rows, depth, r, rows, rows_, depth);
+    }
+    const void* factors = row_factor == nullptr
+                              ? nullptr
+                              : static_cast<const char*>(row_factor) + r * wide;
+    char* to = At(out, batch, head, first + r);
+    if (contiguous) {
+      kernels_.store(rows_, depth, rows, depth, factor, factors, add,
+                     {to, out.dtype, out.strides[2]});
+    } else {
+      char* narrowed = reinterpret_cast<char*>(narrowed_);
+      if (add) {
+        Gather(to, out.strides[2] * bytes, out.strides[3] * bytes, rows, depth,
+               element, narrowed);
+      }
+      kernels_.store(rows_, depth, rows, depth, factor, factors, add,
+                     {narrowed, out.dtype, depth});
+      Scatter(narrowed, out.strides[2] * bytes, out.strides[3] * bytes, rows,
+              depth, element, to);
+    }
+  }
+}
+
+}  // namespace fa2::attention

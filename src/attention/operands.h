@@ -1,0 +1,64 @@
+// Reading and writing blocks of the caller's tensors.
+#ifndef FA2_SRC_ATTENTION_OPERANDS_H_
+#define FA2_SRC_ATTENTION_OPERANDS_H_
+
+#include <cstdint>
+
+#include "src/attention/problem.h"
+#include "src/attention/scratch.h"
+#include "src/simd/engine.h"
+#include "src/simd/rows.h"
+
+namespace fa2::attention {
+
+inline bool HasContiguousRows(const ConstTensorView& view) {
+  return view.strides[3] == 1 || view.sizes[3] <= 1;
+}
+
+// Rows [first, first + count) of a head; copied to `gathered` (dense, the
+// view's dtype) when its rows are not contiguous.
+simd::Rows ContiguousRows(const ConstTensorView& view, int64_t batch,
+                          int64_t head, int64_t first, int64_t count,
+                          void* gathered);
+
+// One worker's buffers for tensors whose rows are not contiguous, and for
+// accumulator rows on their way out.
+class RowBuffers {
+ public:
+  // Accumulator rows unpacked at a time.
+  static constexpr int64_t kUnpackRows = 32;
+
+  RowBuffers(const Problem& problem, const simd::Engine& engine,
+             const simd::RowKernels& kernels, int64_t largest_block,
+             Carver* carver);
+
+  // Rows [first, first + count) of a head, copied when not contiguous: at most
+  // two such results are valid at a time (`slot` 0 and 1).
+  simd::Rows Read(const ConstTensorView& view, int64_t batch, int64_t head,
+                  int64_t first, int64_t count, int slot = 0) const {
+    return ContiguousRows(view, batch, head, first, count, gathered_[slot]);
+  }
+
+  // Stores rows [0, count) of an accumulator of a block of `block_rows` rows,
+  // times `factor` and row_factor[row] (or nullptr); nullptr accumulator:
+  // zeros. `unpack` is the engine's function for that kind of accumulator.
+  using Unpack = void (*)(const void* accumulator, int64_t block_rows,
+                          int64_t depth, int64_t first, int64_t count,
+                          void* rows, int64_t row_stride);
+  void Store(const void* accumulator, Unpack unpack, int64_t block_rows,
+             int64_t count, double factor, const void* row_factor, bool add,
+             const TensorView& out, int64_t batch, int64_t head,
+             int64_t first) const;
+
+ private:
+  const simd::Engine& engine_;
+  const simd::RowKernels& kernels_;
+  int64_t depth_;
+  std::byte* gathered_[2];
+  std::byte* rows_;
+  std::byte* narrowed_;
+};
+
+}  // namespace fa2::attention
+
+#endif  // FA2_SRC_ATTENTION_OPERANDS_H_

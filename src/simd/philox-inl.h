@@ -1,0 +1,104 @@
+// Philox4x32-10 (Salmon et al. 2011) on vectors, one block a lane.
+
+// Per-target include guard.
+#if defined(FA2_SRC_SIMD_PHILOX_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FA2_SRC_SIMD_PHILOX_INL_H_
+#undef FA2_SRC_SIMD_PHILOX_INL_H_
+#else
+#define FA2_SRC_SIMD_PHILOX_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "hwy/highway.h"
+#include "src/common/philox.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Keeping is monotonic in the 32-bit output: the least output that is kept, or
+// 2^32 when none is. An integer comparison with it decides just as
+// PhiloxUniform(x) > p does.
+inline uint64_t PhiloxThreshold(double p) {
+  uint64_t low = 0;
+  uint64_t high = uint64_t{1} << 32;
+  while (low < high) {
+    const uint64_t middle = (low + high) / 2;
+    if (PhiloxUniform(static_cast<uint32_t>(middle)) > static_cast<float>(p)) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
+// The high words of 32 x 32 bit products.
+template <class D, class V>
+HWY_INLINE V HighProduct(D d, V a, V multiplier) {
+#if HWY_TARGET == HWY_SCALAR
+  // One lane has no pairs.
+  return hn::Set(d,
+                 static_cast<uint32_t>(static_cast<uint64_t>(hn::GetLane(a)) *
+                                           hn::GetLane(multiplier) >>
+                                       32));
+#else
+  const hn::Repartition<uint64_t, D> d64;
+  const auto even = hn::MulEven(a, multiplier);
+  const auto odd = hn::MulEven(
+      hn::BitCast(d, hn::ShiftRight<32>(hn::BitCast(d64, a))), multiplier);
+  return hn::OddEven(hn::BitCast(d, odd),
+                     hn::BitCast(d, hn::ShiftRight<32>(even)));
+#endif
+}
+
+using PhiloxTag = hn::CappedTag<uint32_t, 64>;
+
+// Words that PhiloxWords writes at a time; its buffer holds a multiple of it.
+HWY_INLINE size_t PhiloxStep() { return 4 * hn::Lanes(PhiloxTag()); }
+
+// Writes outputs [4 * block, 4 * block + RoundUp(count, PhiloxStep())) of the
+// stream of `seed`.
+HWY_INLINE void PhiloxWords(uint64_t seed, uint64_t block, size_t count,
+                            uint32_t* HWY_RESTRICT words) {
+  const PhiloxTag d;
+  using V = hn::Vec<PhiloxTag>;
+  const size_t lanes = hn::Lanes(d);
+  const V multiplier0 = hn::Set(d, 0xD2511F53u);
+  const V multiplier1 = hn::Set(d, 0xCD9E8D57u);
+  for (size_t n = 0; n < count; n += 4 * lanes, block += lanes) {
+    const uint32_t low = static_cast<uint32_t>(block);
+    const uint32_t high = static_cast<uint32_t>(block >> 32);
+    V c0 = hn::Add(hn::Set(d, low), hn::Iota(d, 0u));
+    // Lanes whose low word wrapped around carry into the high one.
+    V c1 = hn::IfThenElse(hn::Eq(hn::Max(c0, hn::Set(d, low)), c0),
+                          hn::Set(d, high), hn::Set(d, high + 1));
+    V c2 = hn::Zero(d);
+    V c3 = c2;
+    uint32_t key0 = static_cast<uint32_t>(seed);
+    uint32_t key1 = static_cast<uint32_t>(seed >> 32);
+    for (int round = 0; round < 10; ++round) {
+      const V high0 = HighProduct(d, c0, multiplier0);
+      const V high1 = HighProduct(d, c2, multiplier1);
+      const V low0 = hn::Mul(c0, multiplier0);
+      const V low1 = hn::Mul(c2, multiplier1);
+      c0 = hn::Xor(hn::Xor(high1, c1), hn::Set(d, key0));
+      c1 = low1;
+      c2 = hn::Xor(hn::Xor(high0, c3), hn::Set(d, key1));
+      c3 = low0;
+      key0 += 0x9E3779B9u;
+      key1 += 0xBB67AE85u;
+    }
+    hn::StoreInterleaved4(c0, c1, c2, c3, d, words + n);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fa2::simd
+HWY_AFTER_NAMESPACE();
+
+#endif

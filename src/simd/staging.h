@@ -1,0 +1,65 @@
+// Bias, dropout and dS between the caller's layout (rows are queries) and the
+// staged layout of a block: [query panel][key][query in panel], in the engine's
+// accumulator type.
+#ifndef FA2_SRC_SIMD_STAGING_H_
+#define FA2_SRC_SIMD_STAGING_H_
+
+#include <cstdint>
+
+#include "fa2/types.h"
+
+namespace fa2::simd {
+
+// A block of `queries` x `keys` elements, staged with `padded_keys` rows a
+// panel and `padded_queries` columns in panels of `panel`.
+struct StagedShape {
+  int64_t queries = 0;
+  int64_t keys = 0;
+  int64_t padded_queries = 0;
+  int64_t padded_keys = 0;
+  int64_t panel = 0;
+
+  int64_t elements() const { return padded_queries * padded_keys; }
+};
+
+// Elements of a query x key matrix: any float dtype, or kBool.
+struct ScoreMatrix {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t query_stride = 0;
+  int64_t key_stride = 0;
+};
+
+// Element (i, j) of the block is number `first + i * query_stride + j` of the
+// Philox4x32-10 stream of `seed` (seeds.md, system 3).
+struct DropoutBlock {
+  double p = 0.0;
+  double scale = 1.0;  // what a kept element is multiplied with
+  uint64_t seed = 0;
+  uint64_t first = 0;
+  uint64_t query_stride = 0;
+};
+
+struct StagingKernels {
+  // Padding becomes 0. A boolean mask becomes 0 and -inf. Returns whether any
+  // element of the block is not -inf.
+  bool (*stage_bias)(const ScoreMatrix& bias, const StagedShape& shape,
+                     void* staged);
+  void (*stage_dropout)(const DropoutBlock& dropout, const StagedShape& shape,
+                        void* staged);
+  // out(i, j) = (add ? out(i, j) : 0) + staged(i, j), rounded once.
+  void (*unstage)(const void* staged, const StagedShape& shape, bool add,
+                  const ScoreMatrix& out);
+  // sums[j] += sum over i of staged(i, j).
+  void (*sum_queries)(const void* staged, const StagedShape& shape, void* sums);
+  // keep[n] = whether element `first + n` of the stream is kept, n < count.
+  void (*keep_mask)(double p, uint64_t seed, uint64_t first, int64_t count,
+                    uint8_t* keep);
+};
+
+// Kernels for staged arrays of f32 or f64.
+const StagingKernels* StagingKernelsFor(DType accumulator, int64_t targets);
+
+}  // namespace fa2::simd
+
+#endif  // FA2_SRC_SIMD_STAGING_H_

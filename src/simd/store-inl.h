@@ -1,0 +1,68 @@
+// Writing vectors of f32 or f64 as any float dtype, rounded to nearest even.
+
+// Per-target include guard.
+#if defined(FA2_SRC_SIMD_STORE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FA2_SRC_SIMD_STORE_INL_H_
+#undef FA2_SRC_SIMD_STORE_INL_H_
+#else
+#define FA2_SRC_SIMD_STORE_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "hwy/highway.h"
+#include "src/simd/load-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <class D, IfLaneBytes<D, 4> = 0>
+HWY_INLINE void StoreNarrow(D d, StoredF32, hn::Vec<D> v, float* p) {
+  hn::StoreU(v, d, p);
+}
+// To nearest even; NaN becomes a quiet NaN of the same sign.
+template <class D, IfLaneBytes<D, 4> = 0>
+HWY_INLINE void StoreNarrow(D /*d*/, StoredBF16, hn::Vec<D> v, uint16_t* p) {
+  const hn::RebindToUnsigned<D> du;
+  const hn::Rebind<uint16_t, D> d16;
+  const auto bits = hn::BitCast(du, v);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFFu)));
+  const auto quiet = hn::Or(bits, hn::Set(du, 0x00400000u));
+  const auto nan = hn::RebindMask(du, hn::Ne(v, v));
+  const auto result = hn::IfThenElse(nan, quiet, rounded);
+  hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(result)), d16, p);
+}
+template <class D, IfLaneBytes<D, 4> = 0>
+HWY_INLINE void StoreNarrow(D /*d*/, StoredF16, hn::Vec<D> v, uint16_t* p) {
+  const hn::Rebind<hwy::float16_t, D> d16;
+  hn::StoreU(hn::DemoteTo(d16, v), d16, reinterpret_cast<hwy::float16_t*>(p));
+}
+template <class D, IfLaneBytes<D, 8> = 0>
+HWY_INLINE void StoreNarrow(D d, StoredF64, hn::Vec<D> v, double* p) {
+  hn::StoreU(v, d, p);
+}
+template <class D, IfLaneBytes<D, 8> = 0>
+HWY_INLINE void StoreNarrow(D /*d*/, StoredF32, hn::Vec<D> v, float* p) {
+  const hn::Rebind<float, D> d32;
+  hn::StoreU(hn::DemoteTo(d32, v), d32, p);
+}
+
+// The first `count` < Lanes(d) elements; writes no byte past them.
+template <class D, class Stored>
+HWY_INLINE void StoreNarrowTail(D d, Stored tag, hn::Vec<D> v,
+                                typename Stored::Type* p, size_t count) {
+  HWY_ALIGN typename Stored::Type buffer[HWY_MAX_BYTES / 2];
+  StoreNarrow(d, tag, v, buffer);
+  memcpy(p, buffer, count * sizeof(buffer[0]));
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fa2::simd
+HWY_AFTER_NAMESPACE();
+
+#endif
