@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-scripts/install_deps.sh build
+scripts/install_deps.sh build clang libclang-rt-dev
 export UBSAN_OPTIONS=print_stacktrace=1
 if [[ $# -eq 0 ]]; then set -- asan tsan; fi
 for preset in "$@"; do

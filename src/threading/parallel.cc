@@ -20,6 +20,8 @@ std::atomic<int> g_forks{0};
 // distributions build without it.
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kOwnThreads = true;
+#elif defined(__has_feature)
+constexpr bool kOwnThreads = __has_feature(thread_sanitizer);
 #else
 constexpr bool kOwnThreads = false;
 #endif
