@@ -13,6 +13,7 @@
 // the ratio; workspace_MB, the most that the context held.
 #include <benchmark/benchmark.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -217,21 +218,22 @@ void Attention(benchmark::State& state, const AttentionCase& c) {
   const ContextInfo info = prepared.context->Info();
   const Unit unit = UnitOf(c, info);
   const double before = MeasurePeak(unit, c.threads, info.target);
+  const auto begin = std::chrono::steady_clock::now();
   for (auto _ : state) {
     const Status status = Run(c, *prepared.problem, prepared.context.get());
     benchmark::DoNotOptimize(status.ok());
     benchmark::ClobberMemory();
   }
+  const std::chrono::duration<double> elapsed =
+      std::chrono::steady_clock::now() - begin;
   const double after = MeasurePeak(unit, c.threads, info.target);
-  // The rate of the mean time per operation, as the loop between saw it.
-  const double peak =
-      before > 0 && after > 0 ? 2 / (1 / before + 1 / after) : 0;
-  using benchmark::Counter;
-  const auto rate = Counter::kIsIterationInvariantRate;
-  state.counters["GFLOPS"] = Counter(c.Flops() / 1e9, rate);
-  if (peak > 0) {
+  const double rate =
+      c.Flops() * static_cast<double>(state.iterations()) / elapsed.count();
+  state.counters["GFLOPS"] = rate / 1e9;
+  if (before > 0 && after > 0) {
+    const double peak = (before + after) / 2;
     state.counters["peak_GFLOPS"] = peak / 1e9;
-    state.counters["peak_share"] = Counter(c.Flops() / peak, rate);
+    state.counters["peak_share"] = rate / peak;
   }
   state.counters["workspace_MB"] =
       static_cast<double>(prepared.context->PeakWorkspaceBytes()) / 1e6;
