@@ -24,15 +24,18 @@ void RoundToBf16(const float* HWY_RESTRICT from, size_t count,
   const auto half_below = hn::Set(d32, 0x7FFFu);
   const auto one = hn::Set(d32, 1u);
   const auto quiet = hn::Set(d32, 0x0040u);
+  const hn::RebindToSigned<decltype(d32)> ds;
+  const auto magnitude_mask = hn::Set(d32, 0x7FFFFFFFu);
+  const auto infinity = hn::Set(ds, 0x7F800000);
   size_t i = 0;
   for (; i + lanes <= count; i += lanes) {
-    const auto value = hn::LoadU(df, from + i);
-    const auto bits = hn::BitCast(d32, value);
+    const auto bits = hn::BitCast(d32, hn::LoadU(df, from + i));
     const auto upper = hn::ShiftRight<16>(bits);
     const auto odd = hn::And(upper, one);
     const auto rounded =
         hn::ShiftRight<16>(hn::Add(bits, hn::Add(half_below, odd)));
-    const auto is_nan = hn::RebindMask(d32, hn::Ne(value, value));
+    const auto magnitude = hn::BitCast(ds, hn::And(bits, magnitude_mask));
+    const auto is_nan = hn::RebindMask(d32, hn::Gt(magnitude, infinity));
     const auto result = hn::IfThenElse(is_nan, hn::Or(upper, quiet), rounded);
     hn::StoreU(hn::TruncateTo(d16, result), d16, to + i);
   }
