@@ -325,7 +325,7 @@ def plot_speedups(report, path):
     from matplotlib import pyplot
     rows = [(Case.parse(row["case"]), row) for row in report["rows"]]
     dtypes = [d for d in ("bf16", "f16", "f32") if any(c.dtype == d for c, _ in rows)]
-    columns = sorted({(c.threads, c.direction) for c, _ in rows})
+    columns = sorted({(c.threads, c.direction) for c, _ in rows}, key=lambda c: (c[0], c[1] != "forward"))
     figure, axes = pyplot.subplots(len(dtypes), len(columns), squeeze=False,
                                    figsize=(4 * len(columns), 3 * len(dtypes)))
     for i, dtype in enumerate(dtypes):
@@ -347,11 +347,13 @@ def plot_speedups(report, path):
             axis.set(title=f"{direction}, {dtype}, {threads} thread{'s' if threads > 1 else ''}",
                      xlabel="sequence length", ylabel="fa2 / PyTorch", ylim=(0, None))
             axis.set_xscale("log", base=2)
-            if lines:
-                axis.legend(fontsize=6)
+    labels = {}
+    for axis in axes.flat:
+        labels.update({label: handle for handle, label in zip(*axis.get_legend_handles_labels())})
     figure.suptitle(f"{report['cpu']}, {report['cores']} cores")
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.legend(labels.values(), labels.keys(), loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
 def save(report, out, plot):
