@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Compares two builds of bench_attention on a noisy machine.
 
-Each round runs both builds back to back, in alternating order, so that a slow minute of the machine
-slows both. A round gives one ratio head / base of their rates per case; printed are the median ratio
-and the interval that holds the median with 95% confidence (from order statistics, which need no
-assumption about the noise). A case counts as changed when that interval leaves out 1 and the median
-is off by more than --threshold.
+Each round runs both builds of every case back to back, in alternating order, so that a slow second of
+the machine slows both. A round gives one ratio head / base of their rates per case; printed are the
+median ratio and the interval that holds the median with 95% confidence (from order statistics, which
+need no assumption about the noise). A case counts as changed when that interval leaves out 1 and the
+median is off by more than --threshold.
 
 Only Python's standard library is needed.
 """
@@ -29,17 +29,20 @@ SHORT_LIST = [
 
 
 def run(binary, arguments):
-    """{case: GFLOPS} of one run of the binary."""
-    result = subprocess.run(
-        [binary, "--benchmark_format=json", *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    """Standard output of one run of the binary."""
+    result = subprocess.run([binary, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            text=True)
     if result.returncode != 0:
         sys.exit(f"{binary} failed:\n{result.stderr}")
-    rates = {}
-    for entry in json.loads(result.stdout)["benchmarks"]:
-        if not entry.get("error_occurred"):
-            rates[entry["name"].removesuffix("/real_time")] = entry["GFLOPS"]
-    return rates
+    return result.stdout
+
+
+def rate(binary, case, min_time):
+    """GFLOPS of one case, or None where this build cannot run it."""
+    output = run(binary, [f"--case={case}", "--benchmark_format=json",
+                          f"--benchmark_min_time={min_time}"])
+    entry = json.loads(output)["benchmarks"][0]
+    return None if entry.get("error_occurred") else entry["GFLOPS"]
 
 
 def median_interval(values, confidence=0.95):
@@ -73,15 +76,17 @@ def main():
     options, arguments = parser.parse_known_args()
     if not any(a.startswith(("--case", "--suite", "--benchmark_filter")) for a in arguments):
         arguments += [f"--case={case}" for case in SHORT_LIST]
-    arguments.append(f"--benchmark_min_time={options.min_time}")
+    listed = run(options.head, [*arguments, "--benchmark_list_tests=true"]).split()
+    cases = [name.removesuffix("/real_time") for name in listed]
 
     ratios, rates = {}, {}
     for index in range(options.rounds):
-        order = ["base", "head"] if index % 2 == 0 else ["head", "base"]
-        pair = {side: run(getattr(options, side), arguments) for side in order}
-        for case in pair["base"].keys() & pair["head"].keys():
-            ratios.setdefault(case, []).append(pair["head"][case] / pair["base"][case])
-            rates.setdefault(case, []).append(pair["head"][case])
+        for case in cases:
+            order = ("base", "head") if index % 2 == 0 else ("head", "base")
+            pair = {side: rate(getattr(options, side), case, options.min_time) for side in order}
+            if None not in pair.values():
+                ratios.setdefault(case, []).append(pair["head"] / pair["base"])
+                rates.setdefault(case, []).append(pair["head"])
         print(f"\rround {index + 1} of {options.rounds}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     if not ratios:
@@ -93,7 +98,9 @@ def main():
     for case in sorted(ratios):
         middle, low, high = median_interval(ratios[case])
         verdict = "same"
-        if high < 1 and middle < 1 - options.threshold:
+        if len(ratios[case]) < 6:  # 1 - 2 / 2**5 < 0.95
+            verdict = "too few rounds to tell: at least 6"
+        elif high < 1 and middle < 1 - options.threshold:
             verdict = "SLOWER"
             slower += 1
         elif low > 1 and middle > 1 + options.threshold:
