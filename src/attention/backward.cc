@@ -35,7 +35,7 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
       row_kernels_(*simd::RowKernelsFor(engine.accumulator, targets)),
       staging_(*simd::StagingKernelsFor(engine.accumulator, targets)),
       bias_tiles_(problem, carver),
-      bias_rows_(args.dbias, problem, engine, carver) {
+      bias_rows_(block_dbias(), problem, engine, carver) {
   const int64_t q_rows = plan.q_rows * problem.q_heads;
   const int64_t k_rows = plan.k_rows * problem.kv_heads;
   const int64_t d = problem.head_dim;
@@ -56,6 +56,8 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
   const size_t statistics = static_cast<size_t>(q_rows) * element();
   lse_ = carver->Take(statistics);
   delta_ = carver->Take(statistics);
+  bias_row_sums_ =
+      carver->Take(SharesKeys(args.dbias, problem) ? statistics : 0);
   dq_ = carver->Take(want_dq() ? engine.query_accumulator_bytes(
                                      plan.dq_rows * problem.q_heads, d)
                                : 0);
@@ -89,11 +91,11 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
 
 BackwardRun::Worker::Worker(const BackwardRun& run, Carver* carver)
     : scores(run.problem_, run.engine_, run.staging_, run.bias_tiles_,
-             run.plan_.blocks, run.args_.dbias.given(),
+             run.plan_.blocks, run.block_dbias().given(),
              run.args_.dalibi_slopes.given(), carver),
       rows(run.problem_, run.engine_, run.row_kernels_,
            std::max(run.plan_.blocks.keys, run.plan_.blocks.queries), carver),
-      bias(run.args_.dbias, run.args_.accumulate_dbias, run.problem_,
+      bias(run.block_dbias(), run.args_.accumulate_dbias, run.problem_,
            run.engine_, run.staging_, run.row_kernels_, run.plan_.blocks,
            run.bias_rows_, carver) {
   const simd::Engine& engine = run.engine_;
@@ -361,8 +363,9 @@ Status Prepare(const AttentionBackwardArgs& args, const Context& context,
   const Context::Impl& impl = context.impl();
   *engine = simd::ChooseEngine(impl.targets(), impl.engine_cap(), args.q.dtype,
                                args.options.precision);
-  PlanBackward(state->problem, **engine, SharesBatch(args.dbias),
-               SharesHeads(args.dbias), &state->plan);
+  const TensorView dbias = BlockBiasGradient(args.dbias, state->problem);
+  PlanBackward(state->problem, **engine, SharesBatch(dbias), SharesHeads(dbias),
+               &state->plan);
   return Status::Ok();
 }
 

@@ -87,8 +87,13 @@ class BackwardRun {
                          int64_t block, const std::byte* dk,
                          const std::byte* dv) const;
   void StoreSmallGradients() const;
+  template <typename T>
+  void StoreBiasRowSums() const;
   void SpreadNonFinite(const threading::Pool& pool) const;
 
+  TensorView block_dbias() const {
+    return BlockBiasGradient(args_.dbias, problem_);
+  }
   bool want_dq() const { return args_.dq.given(); }
   bool want_dk() const { return args_.dk.given(); }
   bool want_dv() const { return args_.dv.given(); }
@@ -111,8 +116,9 @@ class BackwardRun {
   uint8_t* dkv_touched_;
   // Flags of blocks that hold a NaN or an infinity.
   uint8_t *q_non_finite_, *dout_non_finite_, *k_non_finite_;
-  double* dsink_terms_;   // [query head][query block]
-  double* dalibi_terms_;  // [query head][part of a sequence]
+  double* dsink_terms_;       // [query head][query block]
+  double* dalibi_terms_;      // [query head][part of a sequence]
+  std::byte* bias_row_sums_;  // sums of dS over keys [query head][row]
   BiasGradientRows bias_rows_;
   Worker* workers_;
 };

@@ -1,6 +1,7 @@
 // The end of the backward: partial sums in a fixed order, scaled, rounded once
 // and stored in the caller's dtype.
 #include <algorithm>
+#include <array>
 
 #include "src/attention/backward_run.h"
 #include "src/attention/non_finite.h"
@@ -53,8 +54,51 @@ void BackwardRun::StoreKeyGradients(Worker* worker, int64_t sequence,
   }
 }
 
+// A bias that broadcasts its keys: [B or 1, Hq or 1, Nq or 1, 1].
+template <typename T>
+void BackwardRun::StoreBiasRowSums() const {
+  const TensorView& dbias = args_.dbias;
+  const std::array<int64_t, 3> sizes = {problem_.q.sizes[0], problem_.q_heads,
+                                        problem_.q.sizes[2]};
+  // Elements of the gradient that one element of dbias sums.
+  std::array<int64_t, 3> shared;
+  for (size_t i = 0; i < 3; ++i) {
+    shared[i] = dbias.sizes[i] == 1 ? sizes[i] : 1;
+  }
+  const auto term = [&](int64_t b, int64_t h, int64_t i) {
+    const BackwardSequence& s = plan_.sequences[b];
+    const T* sums = reinterpret_cast<const T*>(bias_row_sums_);
+    return sums[h * plan_.q_rows + s.q_row + i];
+  };
+  for (int64_t b = 0; b < dbias.sizes[0]; ++b) {
+    for (int64_t h = 0; h < dbias.sizes[1]; ++h) {
+      for (int64_t i = 0; i < dbias.sizes[2]; ++i) {
+        double sum = 0.0;
+        for (int64_t sb = 0; sb < shared[0]; ++sb) {
+          for (int64_t sh = 0; sh < shared[1]; ++sh) {
+            for (int64_t si = 0; si < shared[2]; ++si) {
+              sum += static_cast<double>(term(b + sb, h + sh, i + si));
+            }
+          }
+        }
+        const T value = static_cast<T>(sum);
+        row_kernels_.store(&value, 1, 1, 1, 1.0, nullptr,
+                           args_.accumulate_dbias,
+                           {At(dbias, b, h, i), dbias.dtype, 1});
+      }
+    }
+  }
+}
+
 void BackwardRun::StoreSmallGradients() const {
   bias_rows_.Store(args_.dbias, args_.accumulate_dbias, row_kernels_);
+  if (SharesKeys(args_.dbias, problem_)) {
+    if (engine_.accumulator == DType::kF64) {
+      StoreBiasRowSums<double>();
+    } else {
+      StoreBiasRowSums<float>();
+    }
+  }
   const auto store = [](const TensorView& out, int64_t b, int64_t h,
                         double value) {
     *reinterpret_cast<float*>(At(out, b, h, 0)) = static_cast<float>(value);
