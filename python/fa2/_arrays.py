@@ -49,7 +49,7 @@ def core_array(name: str, x: Array | None) -> Array | None:
         if x.dtype.name == "uint16":
             raise TypeError(f"{name} is uint16; bf16 data must be viewed as ml_dtypes.bfloat16")
         if not x.flags.aligned or not x.dtype.isnative or any(s % x.itemsize for s in x.strides):
-            x = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("="))
+            x = x.astype(x.dtype.newbyteorder("="), order="C")
         # NumPy knows ml_dtypes.bfloat16 only as an extension type, which it does not export.
         return x.view(np.uint16) if x.dtype.name == "bfloat16" else x
     if _torch_tensor(x):
