@@ -1,5 +1,6 @@
-// Softmax cross entropy and its gradient, reading every logit from memory once:
-// the second pass over a row finds it in L2 (512 KiB for 128k f32 logits).
+// Softmax cross entropy and its gradient. Every logit is read from memory once
+// and its exponential taken once: the second pass over a row scales what the
+// first left in L2 (512 KiB for 128k logits).
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -9,6 +10,7 @@
 #include "fa2/training_ops.h"
 #include "src/context/context_impl.h"
 #include "src/ops/arguments.h"
+#include "src/ops/exp_scratch.h"
 #include "src/ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -28,11 +30,13 @@ struct CrossEntropyJob {
   RowArray logits, dlogits;
   ConstTensorView targets;
   int64_t ignore_index = 0;
+  int64_t rows = 0;
   size_t vocab = 0;
   double one_over_count = 0.0;
   bool bf16 = false;
   bool want_dlogits = false;
   bool stream = false;       // write past the caches
+  float* scratch = nullptr;  // ExpScratch(vocab) floats a worker
   double* losses = nullptr;  // of every row, not divided by the count
 };
 
@@ -43,7 +47,8 @@ HWY_BEFORE_NAMESPACE();
 namespace fa2::ops::HWY_NAMESPACE {
 
 template <typename T>
-void CrossEntropyRowsOf(const CrossEntropyJob& job, RowRange rows) {
+void CrossEntropyRowsOf(const CrossEntropyJob& job, RowRange rows,
+                        float* scratch) {
   const hn::ScalableTag<float> d;
   for (int64_t row = rows.begin; row < rows.end; ++row) {
     const int64_t target = IndexAt(job.targets, row);
@@ -56,22 +61,16 @@ void CrossEntropyRowsOf(const CrossEntropyJob& job, RowRange rows) {
       continue;
     }
     const T* HWY_RESTRICT logits = job.logits.In<T>(row);
-    const RowExpSum sum = SumExpOfRow(d, logits, job.vocab);
+    const RowExpSum sum = SumExpOfRow(d, logits, job.vocab, scratch);
     const double at_target =
         static_cast<double>(ToFloat(logits[target])) - sum.max;
     job.losses[row] = std::log(sum.sum) - at_target;
     if (!job.want_dlogits) continue;
 
     T* const dlogits = job.dlogits.Out<T>(row);
-    const auto max = hn::Set(d, sum.max);
-    const auto factor =
-        hn::Set(d, static_cast<float>(job.one_over_count / sum.sum));
-    WriteRow(
-        d, dlogits, job.vocab, job.stream, [&](size_t i, size_t left) HWY_ATTR {
-          return hn::Mul(
-              ExpNonPositive(d, hn::Sub(LoadUpTo(d, logits + i, left), max)),
-              factor);
-        });
+    const T* next = job.logits.In<T>(std::min(row + 1, job.rows - 1));
+    ScaleExpOfRow(d, scratch, sum.max, job.one_over_count / sum.sum, next,
+                  job.vocab, job.stream, dlogits);
     // p - 1 from a p that is not rounded yet.
     const double p = std::exp(at_target) / sum.sum;
     FromFloat(static_cast<float>((p - 1.0) * job.one_over_count),
@@ -80,9 +79,11 @@ void CrossEntropyRowsOf(const CrossEntropyJob& job, RowRange rows) {
   hwy::FlushStream();
 }
 
-void CrossEntropyRows(const CrossEntropyJob& job, RowRange rows) {
-  job.bf16 ? CrossEntropyRowsOf<Bf16>(job, rows)
-           : CrossEntropyRowsOf<float>(job, rows);
+void CrossEntropyRows(const CrossEntropyJob& job, RowRange rows, int worker) {
+  float* const scratch =
+      job.scratch + static_cast<size_t>(worker) * ExpScratch(job.vocab);
+  job.bf16 ? CrossEntropyRowsOf<Bf16>(job, rows, scratch)
+           : CrossEntropyRowsOf<float>(job, rows, scratch);
 }
 
 }  // namespace fa2::ops::HWY_NAMESPACE
@@ -159,6 +160,7 @@ Status CrossEntropy(const CrossEntropyArgs& args, Context* context) {
   job.logits = RowArray(args.logits);
   job.targets = args.targets;
   job.ignore_index = args.ignore_index;
+  job.rows = rows;
   job.vocab = static_cast<size_t>(vocab);
   // Without a counted position every term is 0, whatever this is.
   job.one_over_count =
@@ -171,19 +173,25 @@ Status CrossEntropy(const CrossEntropyArgs& args, Context* context) {
                                static_cast<int64_t>(SizeOf(args.logits.dtype)));
 
   threading::Workspace workspace;
+  const size_t loss_bytes = threading::AlignUp(
+      sizeof(double) * static_cast<size_t>(std::max<int64_t>(1, rows)));
   status = context->impl().workspaces().Acquire(
-      sizeof(double) * static_cast<size_t>(std::max<int64_t>(1, rows)),
+      loss_bytes +
+          ExpScratch(job.vocab) * sizeof(float) *
+              static_cast<size_t>(context->impl().pool().num_threads()),
       &workspace);
   if (!status.ok()) return status;
   job.losses = reinterpret_cast<double*>(workspace.data());
+  job.scratch = reinterpret_cast<float*>(workspace.data() + loss_bytes);
 
   const int64_t step = RowsPerItem(vocab, args.logits.dtype);
   const auto kernel =
       FA2_TARGET_FUNCTION(CrossEntropyRows, context->impl().targets());
-  context->impl().pool().For(CeilDiv(rows, step),
-                             [kernel, &job, step, rows](int64_t item, int) {
-                               kernel(job, ItemRows(item, step, rows));
-                             });
+  context->impl().pool().For(
+      CeilDiv(rows, step),
+      [kernel, &job, step, rows](int64_t item, int worker) {
+        kernel(job, ItemRows(item, step, rows), worker);
+      });
   if (args.loss.given()) {
     double sum = 0.0;
     for (int64_t row = 0; row < rows; ++row) sum += job.losses[row];

@@ -26,8 +26,8 @@
 #define FA2_SRC_OPS_EMBEDDING_ONCE_
 namespace fa2::ops {
 
-// Columns of an item: 2 KiB of f32 sums, which stay in L1.
-inline constexpr int64_t kEmbeddingColumns = 512;
+// Columns of an item: 4 KiB of f32 sums, which stay in L1.
+inline constexpr int64_t kEmbeddingColumns = 1024;
 // Sorted positions of an item.
 inline constexpr int64_t kEmbeddingTokens = 64;
 
@@ -38,6 +38,8 @@ struct EmbeddingJob {
   int64_t tokens = 0;
   int64_t dim = 0;
   int64_t column_items = 0;
+  bool accumulate = false;
+  bool stream = false;  // write past the caches
   bool bf16 = false;
   bool dweight_bf16 = false;
 };
@@ -49,10 +51,12 @@ HWY_BEFORE_NAMESPACE();
 namespace fa2::ops::HWY_NAMESPACE {
 
 template <typename T>
-HWY_INLINE void AddColumns(const T* HWY_RESTRICT from, size_t n, bool first,
+HWY_INLINE void AddColumns(const T* HWY_RESTRICT from,
+                           const T* HWY_RESTRICT later, size_t n, bool first,
                            float* HWY_RESTRICT sums) {
   const hn::ScalableTag<float> d;
   for (size_t i = 0; i < n; i += hn::Lanes(d)) {
+    PrefetchToL2(later + i);
     const auto v = LoadUpTo(d, from + i, n - i);
     hn::Store(first ? v : hn::Add(hn::Load(d, sums + i), v), d, sums + i);
   }
@@ -79,15 +83,24 @@ void AddTokensOf(const EmbeddingJob& job, int64_t item) {
   while (at < end) {
     const int64_t id = id_at(at);
     for (bool first = true; at < job.tokens && id_at(at) == id; ++at) {
-      AddColumns(job.dy.In<T>(job.order[at]) + column, n, first, sums);
+      // Sorted positions jump about in dy: fetch the next but one.
+      const int64_t later = job.order[std::min(at + 2, job.tokens - 1)];
+      AddColumns(job.dy.In<T>(job.order[at]) + column,
+                 job.dy.In<T>(later) + column, n, first, sums);
       first = false;
     }
     W* HWY_RESTRICT to = job.dweight.Out<W>(id) + column;
-    for (size_t i = 0; i < n; i += hn::Lanes(d)) {
-      StoreUpTo(d, hn::Add(LoadUpTo(d, to + i, n - i), hn::Load(d, sums + i)),
-                to + i, n - i);
+    if (job.accumulate) {
+      WriteRow(d, to, n, /*stream=*/false, [&](size_t i, size_t left) HWY_ATTR {
+        return hn::Add(LoadUpTo(d, to + i, left), hn::LoadU(d, sums + i));
+      });
+    } else {
+      WriteRow(d, to, n, job.stream, [&](size_t i, size_t) HWY_ATTR {
+        return hn::LoadU(d, sums + i);
+      });
     }
   }
+  hwy::FlushStream();
 }
 
 void AddTokens(const EmbeddingJob& job, int64_t item) {
@@ -163,19 +176,29 @@ Status CheckEmbedding(const EmbeddingBackwardArgs& args) {
   return status;
 }
 
-void ClearRows(const threading::Pool& pool, const ConstTensorView& shape,
-               const RowArray& rows) {
+// Zeros in the rows that no id names.
+void ClearUnnamedRows(const threading::Pool& pool, const EmbeddingJob& job,
+                      const ConstTensorView& shape) {
   const size_t row_bytes =
       static_cast<size_t>(shape.sizes[3]) * SizeOf(shape.dtype);
   const int64_t step = RowsPerItem(shape.sizes[3], shape.dtype);
   const int64_t count = shape.sizes[2];
-  pool.For(CeilDiv(count, step),
-           [&rows, row_bytes, step, count](int64_t item, int) {
-             const RowRange range = ItemRows(item, step, count);
-             for (int64_t row = range.begin; row < range.end; ++row) {
-               std::memset(rows.Out<std::byte>(row), 0, row_bytes);
-             }
-           });
+  pool.For(
+      CeilDiv(count, step), [&job, row_bytes, step, count](int64_t item, int) {
+        const RowRange range = ItemRows(item, step, count);
+        const int64_t* at =
+            std::lower_bound(job.order, job.order + job.tokens, range.begin,
+                             [&job](int64_t position, int64_t id) {
+                               return IndexAt(job.ids, position) < id;
+                             });
+        for (int64_t row = range.begin; row < range.end; ++row) {
+          const int64_t* const first = at;
+          while (at != job.order + job.tokens && IndexAt(job.ids, *at) == row)
+            ++at;
+          if (at == first)
+            std::memset(job.dweight.Out<std::byte>(row), 0, row_bytes);
+        }
+      });
 }
 
 }  // namespace
@@ -196,6 +219,9 @@ Status EmbeddingBackward(const EmbeddingBackwardArgs& args, Context* context) {
   job.tokens = args.ids.sizes[3];
   job.dim = dy.sizes[3];
   job.column_items = CeilDiv(job.dim, kEmbeddingColumns);
+  job.accumulate = args.accumulate_dweight;
+  job.stream = WritePastCaches(Elements(dy) *
+                               static_cast<int64_t>(SizeOf(dweight.dtype)));
   job.bf16 = dy.dtype == DType::kBF16;
   job.dweight_bf16 = dweight.dtype == DType::kBF16;
 
@@ -209,8 +235,8 @@ Status EmbeddingBackward(const EmbeddingBackwardArgs& args, Context* context) {
     job.order = SortByIndex(args.ids, dweight.sizes[2], order, order + tokens);
   }
   const threading::Pool& pool = context->impl().pool();
-  if (!args.accumulate_dweight && Elements(dweight) > 0) {
-    ClearRows(pool, dweight, job.dweight);
+  if (!job.accumulate && Elements(dweight) > 0) {
+    ClearUnnamedRows(pool, job, dweight);
   }
   if (job.order == nullptr) return status;
   const auto kernel = FA2_TARGET_FUNCTION(AddTokens, context->impl().targets());

@@ -74,6 +74,13 @@ HWY_INLINE void StreamVector(D d, hn::Vec<D> v, Bf16* p) {
   }
 }
 
+// Fetches a line that a later row will need: into L2, where it does not push
+// out what this row still works on in L1.
+template <typename T>
+HWY_INLINE void PrefetchToL2(const T* p) {
+  __builtin_prefetch(p, /*rw=*/0, /*locality=*/2);
+}
+
 // Up to one vector, `left` elements being left in the row; lanes past them are
 // `fill`, and memory past them is not touched.
 template <class D, typename T>

@@ -28,6 +28,7 @@ struct RmsNormJob {
   RowArray x, y, dy, dx;
   const void* weight = nullptr;
   void* dweight = nullptr;
+  int64_t rows = 0;
   size_t dim = 0;
   double eps = 0.0;
   bool bf16 = false;
@@ -59,16 +60,20 @@ HWY_INLINE double ReciprocalRms(const T* HWY_RESTRICT x, size_t dim,
   return 1.0 / std::sqrt(sum / static_cast<double>(dim) + eps);
 }
 
+// Both passes over a row but the first find it in the cache; while the last one
+// writes, the next row is fetched, so that memory never waits.
 template <typename T, typename W>
 void ForwardRows(const RmsNormJob& job, RowRange rows) {
   const hn::ScalableTag<float> d;
   const W* HWY_RESTRICT weight = static_cast<const W*>(job.weight);
   for (int64_t row = rows.begin; row < rows.end; ++row) {
     const T* HWY_RESTRICT x = job.x.In<T>(row);
+    const T* HWY_RESTRICT next = job.x.In<T>(std::min(row + 1, job.rows - 1));
     const auto r =
         hn::Set(d, static_cast<float>(ReciprocalRms(x, job.dim, job.eps)));
     WriteRow(d, job.y.Out<T>(row), job.dim, job.stream,
              [&](size_t i, size_t left) HWY_ATTR {
+               PrefetchToL2(next + i);
                return hn::Mul(hn::Mul(LoadUpTo(d, x + i, left), r),
                               LoadUpTo(d, weight + i, left));
              });
@@ -84,91 +89,122 @@ void RmsNormRows(const RmsNormJob& job, RowRange rows) {
 
 // Sums over a row that do not need each other, so one pass makes both.
 struct RowSums {
-  double xx;   // x^2
-  double xwg;  // x * weight * dy
+  double xx = 0.0;   // x^2
+  double xwg = 0.0;  // x * weight * dy
 };
 
+// Adds n elements of a row: f32 within them, f64 from call to call.
 template <typename T, typename W>
-HWY_INLINE RowSums SumsOfRow(const T* HWY_RESTRICT x, const T* HWY_RESTRICT dy,
-                             const W* HWY_RESTRICT weight, size_t dim) {
+HWY_INLINE void AddToSums(const T* HWY_RESTRICT x, const T* HWY_RESTRICT dy,
+                          const W* HWY_RESTRICT weight, size_t n,
+                          RowSums* sums) {
   const hn::ScalableTag<float> d;
   const size_t lanes = hn::Lanes(d);
-  // f32 inside a chunk, f64 between chunks, as SumRow does.
-  constexpr size_t kChunk = 1024;
-  RowSums sums = {0.0, 0.0};
-  for (size_t chunk = 0; chunk < dim; chunk += kChunk) {
-    const size_t end = HWY_MIN(dim, chunk + kChunk);
-    auto xx0 = hn::Zero(d);
-    auto xx1 = hn::Zero(d);
-    auto xwg0 = hn::Zero(d);
-    auto xwg1 = hn::Zero(d);
-    size_t i = chunk;
-    for (; i + 2 * lanes <= end; i += 2 * lanes) {
-      const auto x0 = LoadVector(d, x + i);
-      const auto x1 = LoadVector(d, x + i + lanes);
-      const auto wg0 =
-          hn::Mul(LoadVector(d, weight + i), LoadVector(d, dy + i));
-      const auto wg1 = hn::Mul(LoadVector(d, weight + i + lanes),
-                               LoadVector(d, dy + i + lanes));
-      xx0 = hn::MulAdd(x0, x0, xx0);
-      xx1 = hn::MulAdd(x1, x1, xx1);
-      xwg0 = hn::MulAdd(x0, wg0, xwg0);
-      xwg1 = hn::MulAdd(x1, wg1, xwg1);
-    }
-    for (; i < end; i += lanes) {
-      const auto v = LoadUpTo(d, x + i, end - i);
-      const auto wg = hn::Mul(LoadUpTo(d, weight + i, end - i),
-                              LoadUpTo(d, dy + i, end - i));
-      xx0 = hn::MulAdd(v, v, xx0);
-      xwg0 = hn::MulAdd(v, wg, xwg0);
-    }
-    sums.xx +=
-        static_cast<double>(hn::GetLane(hn::SumOfLanes(d, hn::Add(xx0, xx1))));
-    sums.xwg += static_cast<double>(
-        hn::GetLane(hn::SumOfLanes(d, hn::Add(xwg0, xwg1))));
+  auto xx0 = hn::Zero(d);
+  auto xx1 = hn::Zero(d);
+  auto xwg0 = hn::Zero(d);
+  auto xwg1 = hn::Zero(d);
+  size_t i = 0;
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    const auto x0 = LoadVector(d, x + i);
+    const auto x1 = LoadVector(d, x + i + lanes);
+    const auto wg0 = hn::Mul(LoadVector(d, weight + i), LoadVector(d, dy + i));
+    const auto wg1 = hn::Mul(LoadVector(d, weight + i + lanes),
+                             LoadVector(d, dy + i + lanes));
+    xx0 = hn::MulAdd(x0, x0, xx0);
+    xx1 = hn::MulAdd(x1, x1, xx1);
+    xwg0 = hn::MulAdd(x0, wg0, xwg0);
+    xwg1 = hn::MulAdd(x1, wg1, xwg1);
   }
-  return sums;
+  for (; i < n; i += lanes) {
+    const auto v = LoadUpTo(d, x + i, n - i);
+    const auto wg =
+        hn::Mul(LoadUpTo(d, weight + i, n - i), LoadUpTo(d, dy + i, n - i));
+    xx0 = hn::MulAdd(v, v, xx0);
+    xwg0 = hn::MulAdd(v, wg, xwg0);
+  }
+  sums->xx +=
+      static_cast<double>(hn::GetLane(hn::SumOfLanes(d, hn::Add(xx0, xx1))));
+  sums->xwg +=
+      static_cast<double>(hn::GetLane(hn::SumOfLanes(d, hn::Add(xwg0, xwg1))));
 }
 
+// One chunk of columns of one row: dx, and the row's part of dweight. `next` is
+// the row that is fetched meanwhile.
+template <typename T, typename W>
+HWY_INLINE void BackwardChunk(const RmsNormJob& job, int64_t row, int64_t next,
+                              const RowSums& sums, size_t chunk, size_t n,
+                              float* HWY_RESTRICT partial) {
+  const hn::ScalableTag<float> d;
+  const auto dim = static_cast<double>(job.dim);
+  const T* HWY_RESTRICT x = job.x.In<T>(row) + chunk;
+  const T* HWY_RESTRICT dy = job.dy.In<T>(row) + chunk;
+  const T* HWY_RESTRICT next_x = job.x.In<T>(next) + chunk;
+  const T* HWY_RESTRICT next_dy = job.dy.In<T>(next) + chunk;
+  const W* HWY_RESTRICT weight = static_cast<const W*>(job.weight) + chunk;
+  const double rms = 1.0 / std::sqrt(sums.xx / dim + job.eps);
+  const auto r = hn::Set(d, static_cast<float>(rms));
+  // Lanes past the row add x * r * dy with x = dy = 0, into padding or, at
+  // an unaligned start, into columns that hold the same NaN if r is NaN.
+  const auto add_to_dweight = [&](size_t i, hn::Vec<decltype(d)> x_lanes,
+                                  hn::Vec<decltype(d)> dy_lanes) HWY_ATTR {
+    hn::StoreU(hn::MulAdd(hn::Mul(x_lanes, r), dy_lanes,
+                          hn::LoadU(d, partial + chunk + i)),
+               d, partial + chunk + i);
+  };
+  if (!job.want_dx) {
+    for (size_t i = 0; i < n; i += hn::Lanes(d)) {
+      add_to_dweight(i, LoadUpTo(d, x + i, n - i), LoadUpTo(d, dy + i, n - i));
+    }
+    return;
+  }
+  // dx = r (w dy - x r^2 / dim sum(x w dy)).
+  const auto along_x =
+      hn::Set(d, static_cast<float>(rms * rms * sums.xwg / dim));
+  WriteRow(d, job.dx.Out<T>(row) + chunk, n, job.stream,
+           [&](size_t i, size_t left) HWY_ATTR {
+             PrefetchToL2(next_x + i);
+             PrefetchToL2(next_dy + i);
+             const auto v = LoadUpTo(d, x + i, left);
+             const auto g = LoadUpTo(d, dy + i, left);
+             if (partial != nullptr) add_to_dweight(i, v, g);
+             return hn::Mul(
+                 r, hn::NegMulAdd(v, along_x,
+                                  hn::Mul(LoadUpTo(d, weight + i, left), g)));
+           });
+}
+
+// Rows in groups, columns in chunks: the chunk of the weight and of its
+// gradient stays in L1 for all rows of the group, the rows in L2 between the
+// passes.
 template <typename T, typename W>
 void BackwardRows(const RmsNormJob& job, RowRange rows,
                   float* HWY_RESTRICT partial) {
-  const hn::ScalableTag<float> d;
-  const auto n = static_cast<double>(job.dim);
+  constexpr size_t kChunk = 1024;
+  constexpr size_t kGroupBytes = 128 * 1024;
+  constexpr int64_t kMostRows = 16;
   const W* HWY_RESTRICT weight = static_cast<const W*>(job.weight);
-  for (int64_t row = rows.begin; row < rows.end; ++row) {
-    const T* HWY_RESTRICT x = job.x.In<T>(row);
-    const T* HWY_RESTRICT dy = job.dy.In<T>(row);
-    const RowSums sums = SumsOfRow(x, dy, weight, job.dim);
-    const double rms = 1.0 / std::sqrt(sums.xx / n + job.eps);
-    const auto r = hn::Set(d, static_cast<float>(rms));
-    // Lanes past the row add x * r * dy with x = dy = 0, into padding or, at
-    // an unaligned start, into columns that hold the same NaN if r is NaN.
-    const auto add_to_dweight = [&](size_t i, hn::Vec<decltype(d)> x_lanes,
-                                    hn::Vec<decltype(d)> dy_lanes) HWY_ATTR {
-      hn::StoreU(
-          hn::MulAdd(hn::Mul(x_lanes, r), dy_lanes, hn::LoadU(d, partial + i)),
-          d, partial + i);
-    };
-    if (!job.want_dx) {
-      for (size_t i = 0; i < job.dim; i += hn::Lanes(d)) {
-        add_to_dweight(i, LoadUpTo(d, x + i, job.dim - i),
-                       LoadUpTo(d, dy + i, job.dim - i));
+  const int64_t group = std::clamp<int64_t>(
+      static_cast<int64_t>(kGroupBytes / (2 * job.dim * sizeof(T))), 1,
+      kMostRows);
+  for (int64_t first = rows.begin; first < rows.end; first += group) {
+    const int64_t count = std::min(group, rows.end - first);
+    RowSums sums[kMostRows];
+    for (size_t chunk = 0; chunk < job.dim; chunk += kChunk) {
+      const size_t n = HWY_MIN(kChunk, job.dim - chunk);
+      for (int64_t i = 0; i < count; ++i) {
+        AddToSums(job.x.In<T>(first + i) + chunk,
+                  job.dy.In<T>(first + i) + chunk, weight + chunk, n, &sums[i]);
       }
-      continue;
     }
-    // dx = r (w dy - x r^2 / dim sum(x w dy)).
-    const auto along_x =
-        hn::Set(d, static_cast<float>(rms * rms * sums.xwg / n));
-    WriteRow(d, job.dx.Out<T>(row), job.dim, job.stream,
-             [&](size_t i, size_t left) HWY_ATTR {
-               const auto v = LoadUpTo(d, x + i, left);
-               const auto g = LoadUpTo(d, dy + i, left);
-               if (partial != nullptr) add_to_dweight(i, v, g);
-               return hn::Mul(
-                   r, hn::NegMulAdd(v, along_x,
-                                    hn::Mul(LoadUpTo(d, weight + i, left), g)));
-             });
+    for (size_t chunk = 0; chunk < job.dim; chunk += kChunk) {
+      const size_t n = HWY_MIN(kChunk, job.dim - chunk);
+      for (int64_t i = 0; i < count; ++i) {
+        BackwardChunk<T, W>(job, first + i,
+                            std::min(first + i + count, job.rows - 1), sums[i],
+                            chunk, n, partial);
+      }
+    }
   }
   hwy::FlushStream();
 }
@@ -265,6 +301,7 @@ RmsNormJob MakeJob(const ConstTensorView& x, const ConstTensorView& weight,
   RmsNormJob job;
   job.x = RowArray(x);
   job.weight = weight.data;
+  job.rows = RowCount(x);
   job.dim = static_cast<size_t>(x.sizes[3]);
   job.eps = eps;
   job.bf16 = x.dtype == DType::kBF16;

@@ -1,10 +1,12 @@
 // Softmax and its backward by rows.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "fa2/training_ops.h"
 #include "src/context/context_impl.h"
 #include "src/ops/arguments.h"
+#include "src/ops/exp_scratch.h"
 #include "src/ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -23,7 +25,9 @@ namespace fa2::ops {
 struct SoftmaxJob {
   RowArray x, y;    // forward
   RowArray dy, dx;  // backward, with y
+  int64_t rows = 0;
   size_t dim = 0;
+  float* scratch = nullptr;  // forward: ExpScratch(dim) floats a worker
   bool bf16 = false;
   bool stream = false;  // write past the caches
 };
@@ -35,26 +39,22 @@ HWY_BEFORE_NAMESPACE();
 namespace fa2::ops::HWY_NAMESPACE {
 
 template <typename T>
-void SoftmaxRowsOf(const SoftmaxJob& job, RowRange rows) {
+void SoftmaxRowsOf(const SoftmaxJob& job, RowRange rows, float* scratch) {
   const hn::ScalableTag<float> d;
   for (int64_t row = rows.begin; row < rows.end; ++row) {
-    const T* HWY_RESTRICT x = job.x.In<T>(row);
-    const RowExpSum sum = SumExpOfRow(d, x, job.dim);
-    const auto max = hn::Set(d, sum.max);
-    // A row of only -inf: (-inf) - (-inf) is NaN, as 0 / 0 would be.
-    const auto factor = hn::Set(d, static_cast<float>(1.0 / sum.sum));
-    WriteRow(d, job.y.Out<T>(row), job.dim, job.stream,
-             [&](size_t i, size_t left) HWY_ATTR {
-               return hn::Mul(
-                   ExpNonPositive(d, hn::Sub(LoadUpTo(d, x + i, left), max)),
-                   factor);
-             });
+    const T* next = job.x.In<T>(std::min(row + 1, job.rows - 1));
+    const RowExpSum sum = SumExpOfRow(d, job.x.In<T>(row), job.dim, scratch);
+    ScaleExpOfRow(d, scratch, sum.max, 1.0 / sum.sum, next, job.dim, job.stream,
+                  job.y.Out<T>(row));
   }
   hwy::FlushStream();
 }
 
-void SoftmaxRows(const SoftmaxJob& job, RowRange rows) {
-  job.bf16 ? SoftmaxRowsOf<Bf16>(job, rows) : SoftmaxRowsOf<float>(job, rows);
+void SoftmaxRows(const SoftmaxJob& job, RowRange rows, int worker) {
+  float* const scratch =
+      job.scratch + static_cast<size_t>(worker) * ExpScratch(job.dim);
+  job.bf16 ? SoftmaxRowsOf<Bf16>(job, rows, scratch)
+           : SoftmaxRowsOf<float>(job, rows, scratch);
 }
 
 template <typename T>
@@ -63,12 +63,17 @@ void SoftmaxBackwardRowsOf(const SoftmaxJob& job, RowRange rows) {
   for (int64_t row = rows.begin; row < rows.end; ++row) {
     const T* HWY_RESTRICT y = job.y.In<T>(row);
     const T* HWY_RESTRICT dy = job.dy.In<T>(row);
+    const int64_t next = std::min(row + 1, job.rows - 1);
+    const T* HWY_RESTRICT next_y = job.y.In<T>(next);
+    const T* HWY_RESTRICT next_dy = job.dy.In<T>(next);
     const double sum = SumRow(d, job.dim, [&](size_t i, size_t left) HWY_ATTR {
       return hn::Mul(LoadUpTo(d, y + i, left), LoadUpTo(d, dy + i, left));
     });
     const auto mean = hn::Set(d, static_cast<float>(sum));
     WriteRow(d, job.dx.Out<T>(row), job.dim, job.stream,
              [&](size_t i, size_t left) HWY_ATTR {
+               PrefetchToL2(next_y + i);
+               PrefetchToL2(next_dy + i);
                return hn::Mul(LoadUpTo(d, y + i, left),
                               hn::Sub(LoadUpTo(d, dy + i, left), mean));
              });
@@ -76,7 +81,7 @@ void SoftmaxBackwardRowsOf(const SoftmaxJob& job, RowRange rows) {
   hwy::FlushStream();
 }
 
-void SoftmaxBackwardRows(const SoftmaxJob& job, RowRange rows) {
+void SoftmaxBackwardRows(const SoftmaxJob& job, RowRange rows, int) {
   job.bf16 ? SoftmaxBackwardRowsOf<Bf16>(job, rows)
            : SoftmaxBackwardRowsOf<float>(job, rows);
 }
@@ -94,21 +99,23 @@ namespace {
 HWY_EXPORT(SoftmaxRows);
 HWY_EXPORT(SoftmaxBackwardRows);
 
-using SoftmaxKernel = void (*)(const SoftmaxJob& job, RowRange rows);
+using SoftmaxKernel = void (*)(const SoftmaxJob& job, RowRange rows,
+                               int worker);
 
 void RunSoftmax(const Context& context, SoftmaxKernel kernel,
                 const ConstTensorView& shape, SoftmaxJob* job) {
   const int64_t rows = RowCount(shape);
+  job->rows = rows;
   job->dim = static_cast<size_t>(shape.sizes[3]);
   if (rows == 0 || job->dim == 0) return;
   job->bf16 = shape.dtype == DType::kBF16;
   job->stream = WritePastCaches(Elements(shape) *
                                 static_cast<int64_t>(SizeOf(shape.dtype)));
   const int64_t step = RowsPerItem(shape.sizes[3], shape.dtype);
-  context.impl().pool().For(CeilDiv(rows, step),
-                            [kernel, job, step, rows](int64_t item, int) {
-                              kernel(*job, ItemRows(item, step, rows));
-                            });
+  context.impl().pool().For(
+      CeilDiv(rows, step), [kernel, job, step, rows](int64_t item, int worker) {
+        kernel(*job, ItemRows(item, step, rows), worker);
+      });
 }
 
 }  // namespace
@@ -123,10 +130,17 @@ Status Softmax(const ConstTensorView& x, const TensorView& y,
   if (status.ok()) status = CheckType({"y", y}, {"x", x});
   if (status.ok()) status = CheckShape({"y", y}, x.sizes, "the shape of x");
   if (status.ok()) status = CheckOverlap({{"y", y}}, {{"x", x}});
-  if (!status.ok()) return status;
+  if (!status.ok() || Elements(x) == 0) return status;
   SoftmaxJob job;
   job.x = RowArray(x);
   job.y = RowArray(y);
+  threading::Workspace workspace;
+  status = context->impl().workspaces().Acquire(
+      ExpScratch(static_cast<size_t>(x.sizes[3])) * sizeof(float) *
+          static_cast<size_t>(context->impl().pool().num_threads()),
+      &workspace);
+  if (!status.ok()) return status;
+  job.scratch = reinterpret_cast<float*>(workspace.data());
   RunSoftmax(*context,
              FA2_TARGET_FUNCTION(SoftmaxRows, context->impl().targets()), x,
              &job);

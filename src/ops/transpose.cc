@@ -31,8 +31,8 @@ struct TransposeJob {
   int64_t heads = 0;           // matrices of a batch
   int64_t in_strides[3] = {};  // bytes: batch, head, row
   int64_t out_strides[3] = {};
-  int64_t tile_rows = 0;  // columns of `out` an item
-  int64_t tile_cols = 0;
+  int64_t item_rows = 0;  // columns of `out` an item
+  int64_t item_cols = 0;
   int64_t row_items = 0, col_items = 0;
   size_t element = 0;  // bytes
   bool stream = false;
@@ -201,15 +201,15 @@ void TransposeTilesOf(const TransposeJob& job, int64_t item) {
   const int64_t shift =
       stream ? static_cast<int64_t>((bytes - past) % bytes / sizeof(T)) : 0;
   // Rows of `in` in this item: the first item also takes the unaligned start.
-  int64_t row = row_item * job.tile_rows + (row_item == 0 ? 0 : shift);
+  int64_t row = row_item * job.item_rows + (row_item == 0 ? 0 : shift);
   const int64_t row_end =
-      std::min(job.rows, (row_item + 1) * job.tile_rows + shift);
-  const int64_t col_end = std::min(job.cols, (col_item + 1) * job.tile_cols);
+      std::min(job.rows, (row_item + 1) * job.item_rows + shift);
+  const int64_t col_end = std::min(job.cols, (col_item + 1) * job.item_cols);
   while (row < row_end) {
     const bool head = row < shift;
     const auto rows = static_cast<size_t>(std::min<int64_t>(
         (head ? std::min(shift, row_end) : row_end) - row, kTile));
-    for (int64_t col = col_item * job.tile_cols; col < col_end; col += kTile) {
+    for (int64_t col = col_item * job.item_cols; col < col_end; col += kTile) {
       const auto cols =
           static_cast<size_t>(std::min<int64_t>(col_end - col, kTile));
       const std::byte* from =
@@ -220,6 +220,8 @@ void TransposeTilesOf(const TransposeJob& job, int64_t item) {
         if (HWY_LIKELY(cols == kTile)) {
           for (size_t c = 0; c < kTile; c += hn::Lanes(d)) {
             hn::Store(hn::LoadU(d, line + c), d, to + c);
+            // The next tile: with 64 rows at once the hardware loses track.
+            hwy::Prefetch(line + c + kTile);
           }
         } else {
           std::memcpy(to, line, cols * sizeof(T));
@@ -300,11 +302,18 @@ Status Transpose2d(const ConstTensorView& in, const TensorView& out,
     job.out_strides[dim] = out.strides[dim] * size;
   }
   job.stream = WritePastCaches(Elements(in) * size);
-  // 64 rows of 512 columns: 128 KiB of f32 read in runs of 2 KiB.
-  job.tile_rows = 64;
-  job.tile_cols = 512;
-  job.row_items = CeilDiv(job.rows, job.tile_rows);
-  job.col_items = CeilDiv(job.cols, job.tile_cols);
+  // Items of 512 x 512: the pages of their 1,024 rows, in and out, stay in the
+  // second-level TLB (2,048 entries) from tile to tile. Smaller ones where
+  // there would be few of them.
+  constexpr int64_t kItem = 512;
+  constexpr int64_t kItemsPerThread = 8;
+  job.item_cols = kItem;
+  job.item_rows = Elements(in) / (kItem * kItem) >=
+                          kItemsPerThread * context->impl().pool().num_threads()
+                      ? kItem
+                      : 64;
+  job.row_items = CeilDiv(job.rows, job.item_rows);
+  job.col_items = CeilDiv(job.cols, job.item_cols);
   const int64_t items =
       in.sizes[0] * in.sizes[1] * job.row_items * job.col_items;
   const auto kernel =
