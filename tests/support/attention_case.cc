@@ -244,7 +244,9 @@ std::vector<std::shared_ptr<Buffer>> AttentionInputs::Buffers() const {
   return buffers;
 }
 
-AttentionInputs MakeInputs(const AttentionCase& c) {
+AttentionInputs MakeInputs(
+    const AttentionCase& c,
+    const std::function<void(AttentionInputs*)>& change) {
   const Shape shape(c);
   Random random(c.seed);
   AttentionInputs inputs;
@@ -263,6 +265,7 @@ AttentionInputs MakeInputs(const AttentionCase& c) {
                              {shape.batch, c.heads, shape.rows_q, 1});
     FillNormal(inputs.dlse.view, random);
   }
+  if (change) change(&inputs);
   MakeStatistics(c, shape, &inputs);
   return inputs;
 }

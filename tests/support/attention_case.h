@@ -5,6 +5,8 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -104,7 +106,10 @@ struct AttentionOutputs {
 };
 
 // Throws std::logic_error with the oracle's sentence if it refuses the case.
-AttentionInputs MakeInputs(const AttentionCase& c);
+// `change` is called before out, lse and delta are computed.
+AttentionInputs MakeInputs(
+    const AttentionCase& c,
+    const std::function<void(AttentionInputs*)>& change = nullptr);
 
 // Where a call of fa2 writes: the case's dtypes and layouts. Accumulated
 // gradients hold random numbers, all others NaN.

@@ -1,8 +1,12 @@
 #include "tests/support/attention_run.h"
 
+#include <gtest/gtest.h>
+
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <stdexcept>
+#include <utility>
 
 #include "tests/support/attention_check.h"
 
@@ -59,9 +63,9 @@ void CheckMemory(const AttentionInputs& inputs, const AttentionOutputs& outputs,
 }  // namespace
 
 std::vector<std::string> CheckAttention(const AttentionCase& c,
+                                        const AttentionInputs& inputs,
                                         const std::vector<Context*>& contexts) {
   std::vector<std::string> failures;
-  const AttentionInputs inputs = MakeInputs(c);
   const ExpectedOutputs expected = ComputeExpected(c, inputs);
   AttentionOutputs first;
   for (size_t n = 0; n < contexts.size() && failures.empty(); ++n) {
@@ -98,6 +102,43 @@ std::vector<std::string> CheckAttention(const AttentionCase& c,
     }
   }
   return failures;
+}
+
+std::vector<std::string> CheckAttention(const AttentionCase& c,
+                                        const std::vector<Context*>& contexts) {
+  return CheckAttention(c, MakeInputs(c), contexts);
+}
+
+void ExpectAttention(const AttentionCase& c, const AttentionInputs& inputs,
+                     const std::vector<Context*>& contexts) {
+  for (const std::string& failure : CheckAttention(c, inputs, contexts)) {
+    ADD_FAILURE() << failure << "\n  in " << Describe(c);
+  }
+}
+
+void ExpectAttention(const AttentionCase& c,
+                     const std::vector<Context*>& contexts) {
+  ExpectAttention(c, MakeInputs(c), contexts);
+}
+
+Contexts::Contexts(const std::vector<int>& threads) {
+  for (const int n : threads) {
+    ContextOptions options;
+    options.num_threads = n;
+    std::unique_ptr<Context> context;
+    const Status status = Context::Create(options, &context);
+    if (!status.ok()) throw std::runtime_error(status.message());
+    list_.push_back(context.get());
+    owned_.push_back(std::move(context));
+  }
+}
+
+int CasesOfSixteen() {
+  Context* context = nullptr;
+  if (!Context::Default(&context).ok()) return 0;
+  const ContextInfo info = context->Info();
+  if (info.target == "scalar" || info.target == "emu128") return 1;
+  return info.target == info.targets.front() ? 16 : 4;
 }
 
 }  // namespace fa2::test

@@ -2,6 +2,7 @@
 #ifndef FA2_TESTS_SUPPORT_ATTENTION_RUN_H_
 #define FA2_TESTS_SUPPORT_ATTENTION_RUN_H_
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,32 @@ namespace fa2::test {
 // lists what is wrong: a status, an output past its bound, a byte written
 // outside of the outputs, an input changed, bits that differ between contexts.
 std::vector<std::string> CheckAttention(const AttentionCase& c,
+                                        const AttentionInputs& inputs,
                                         const std::vector<Context*>& contexts);
+std::vector<std::string> CheckAttention(const AttentionCase& c,
+                                        const std::vector<Context*>& contexts);
+
+// Fails the running test for each thing that is wrong, with the case in words.
+void ExpectAttention(const AttentionCase& c,
+                     const std::vector<Context*>& contexts);
+void ExpectAttention(const AttentionCase& c, const AttentionInputs& inputs,
+                     const std::vector<Context*>& contexts);
+
+// Contexts of these numbers of threads, with targets and engine of the
+// environment.
+class Contexts {
+ public:
+  explicit Contexts(const std::vector<int>& threads);
+  const std::vector<Context*>& list() const { return list_; }
+
+ private:
+  std::vector<std::unique_ptr<Context>> owned_;
+  std::vector<Context*> list_;
+};
+
+// How many cases out of 16 a suite runs: all on the best target, fewer on
+// others, where only the kernels differ, and fewest on those without vectors.
+int CasesOfSixteen();
 
 }  // namespace fa2::test
 

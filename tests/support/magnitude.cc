@@ -39,11 +39,16 @@ class RowSquares {
   Tensor tensor_;
 };
 
+// Of the finite elements: what a NaN reaches is compared as such.
 std::vector<double> SquaredLengths(const ref::Matrix& matrix, int64_t rows) {
   std::vector<double> squares;
   for (int64_t i = 0; i < rows; ++i) {
-    squares.push_back(
-        ref::DotProduct(matrix.row(i), matrix.row(i), matrix.columns));
+    double sum = 0.0;
+    for (int64_t d = 0; d < matrix.columns; ++d) {
+      const double x = matrix.row(i)[d];
+      if (std::isfinite(x)) sum += x * x;
+    }
+    squares.push_back(sum);
   }
   return squares;
 }
@@ -120,8 +125,10 @@ void ComputeMagnitudes(const AttentionCase& c, const AttentionInputs& inputs,
               1.0 + score_error *
                         (std::abs(s.value) + std::abs(lse) + options.softcap +
                          bias_max + slope_max * s.distance);
-          amplified += p * a;
-          weight += p;
+          if (std::isfinite(p * a)) {
+            amplified += p * a;
+            weight += p;
+          }
           const double pa = p * a;
           const double pz2 = pa * pa * s.keep * s.keep;
           const double dp2 = dout2[i] * v2[j] / value_columns * s.keep * s.keep;

@@ -1,0 +1,388 @@
+// What a call promises beside its numbers: sizes of 0, far offsets, calls at
+// once, after fork(), memory kept, limited and refused.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "fa2/attention.h"
+#include "src/common/philox.h"
+#include "tests/support/attention_case.h"
+#include "tests/support/attention_check.h"
+#include "tests/support/attention_run.h"
+
+namespace fa2::test {
+namespace {
+
+AttentionCase BaseCase(DType dtype) {
+  AttentionCase c;
+  c.dtype = dtype;
+  c.heads = 4;
+  c.kv_heads = 2;
+  c.nq = 130;
+  c.nk = 97;
+  c.head_dim = 64;
+  c.value_dim = 48;
+  return c;
+}
+
+std::vector<DType> AllTypes() {
+  return {DType::kF32, DType::kBF16, DType::kF16, DType::kF64};
+}
+
+TEST(AttentionEdge, SizesOfZero) {
+  const Contexts contexts({1, 2});
+  for (const DType dtype : AllTypes()) {
+    for (int which = 0; which < 7; ++which) {
+      AttentionCase c = BaseCase(dtype);
+      if (which == 0) c.batch = 0;
+      if (which == 1) c.heads = 0;
+      if (which == 2) c.heads = c.kv_heads = 0;
+      if (which == 3) c.nq = 0;
+      if (which == 4) c.nk = 0;
+      if (which == 5) c.head_dim = 0;
+      if (which == 6) c.value_dim = 0;
+      ExpectAttention(c, contexts.list());
+      // Nothing is added where there is nothing.
+      c.accumulate_dq = c.accumulate_dk = c.accumulate_dv = true;
+      ExpectAttention(c, contexts.list());
+    }
+  }
+}
+
+TEST(AttentionEdge, NoGradientWanted) {
+  const Contexts contexts({1, 2});
+  AttentionCase c = BaseCase(DType::kBF16);
+  c.want_dq = c.want_dk = c.want_dv = false;
+  ExpectAttention(c, contexts.list());
+}
+
+TEST(AttentionEdge, EachGradientAlone) {
+  const Contexts contexts({1, 3});
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (int which = 0; which < 3; ++which) {
+      AttentionCase c = BaseCase(dtype);
+      c.want_dq = which == 0;
+      c.want_dk = which == 1;
+      c.want_dv = which == 2;
+      ExpectAttention(c, contexts.list());
+    }
+  }
+}
+
+TEST(AttentionEdge, WideHeads) {
+  const Contexts contexts({2});
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    AttentionCase c = BaseCase(dtype);
+    c.heads = c.kv_heads = 1;
+    c.nq = 5;
+    c.nk = 19;
+    c.head_dim = 4099;
+    c.value_dim = 1500;
+    ExpectAttention(c, contexts.list());
+    if (CasesOfSixteen() < 16) continue;
+    c.head_dim = c.value_dim = 65536;
+    ExpectAttention(c, contexts.list());
+  }
+}
+
+// Rows so far apart that offsets pass 2^31 elements, in a mapping of which only
+// the touched pages exist.
+class SparseMapping {
+ public:
+  explicit SparseMapping(size_t bytes) : bytes_(bytes) {
+    data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  }
+  ~SparseMapping() {
+    if (given()) munmap(data_, bytes_);
+  }
+  SparseMapping(const SparseMapping&) = delete;
+  SparseMapping& operator=(const SparseMapping&) = delete;
+  bool given() const { return data_ != MAP_FAILED; }
+  void* data() const { return data_; }
+
+ private:
+  size_t bytes_;
+  void* data_;
+};
+
+TEST(AttentionEdge, OffsetsPastTwoToThe31) {
+  constexpr int64_t kRowStride = int64_t{1} << 30;
+  constexpr int64_t kRows = 5;
+  constexpr size_t kBytes = static_cast<size_t>(kRowStride * kRows) * 2;
+  AttentionCase c = BaseCase(DType::kBF16);
+  c.heads = c.kv_heads = 1;
+  c.nq = c.nk = kRows;
+  c.head_dim = c.value_dim = 32;
+  const AttentionInputs near = MakeInputs(c);
+  const AttentionOutputs near_results = MakeOutputs(c, near);
+  const SparseMapping mapping(8 * kBytes);
+  if (!mapping.given()) {
+    GTEST_SKIP() << "no address space of " << 8 * kBytes << " bytes";
+  }
+  int64_t used = 0;
+  const auto spread = [&](const Tensor& t) {
+    Tensor far = t;
+    far.view.strides = {0, 0, kRowStride, 1};
+    far.view.data = static_cast<uint8_t*>(mapping.data()) +
+                    static_cast<size_t>(used++) * kBytes;
+    Copy(t.view, far.view);
+    return far;
+  };
+  AttentionInputs far = near;
+  far.q = spread(near.q);
+  far.k = spread(near.k);
+  far.v = spread(near.v);
+  far.dout = spread(near.dout);
+  AttentionOutputs far_results = near_results;
+  far_results.out = spread(near_results.out);
+  far_results.dq = spread(near_results.dq);
+  far_results.dk = spread(near_results.dk);
+  far_results.dv = spread(near_results.dv);
+  for (const auto& [inputs, outputs] :
+       {std::pair(near, near_results), std::pair(far, far_results)}) {
+    Status status = AttentionForward(ForwardArgs(inputs, outputs));
+    ASSERT_TRUE(status.ok()) << status.message();
+    status = AttentionBackward(BackwardArgs(c, inputs, outputs));
+    ASSERT_TRUE(status.ok()) << status.message();
+  }
+  EXPECT_TRUE(SameBits(near_results.out.view, far_results.out.view));
+  EXPECT_TRUE(SameBits(near_results.dq.view, far_results.dq.view));
+  EXPECT_TRUE(SameBits(near_results.dk.view, far_results.dk.view));
+  EXPECT_TRUE(SameBits(near_results.dv.view, far_results.dv.view));
+}
+
+// One run's outputs, for comparing bits.
+AttentionOutputs RunOnce(const AttentionCase& c, const AttentionInputs& inputs,
+                         Context* context) {
+  const AttentionOutputs outputs = MakeOutputs(c, inputs);
+  EXPECT_TRUE(AttentionForward(ForwardArgs(inputs, outputs), context).ok());
+  EXPECT_TRUE(
+      AttentionBackward(BackwardArgs(c, inputs, outputs), context).ok());
+  return outputs;
+}
+
+bool SameOutputs(const AttentionOutputs& a, const AttentionOutputs& b) {
+  return SameBits(a.out.view, b.out.view) && SameBits(a.lse.view, b.lse.view) &&
+         SameBits(a.dq.view, b.dq.view) && SameBits(a.dk.view, b.dk.view) &&
+         SameBits(a.dv.view, b.dv.view);
+}
+
+TEST(AttentionEdge, CallsFromSeveralThreadsAtOnce) {
+  const Contexts contexts({2, 1});
+  const AttentionCase small = BaseCase(DType::kBF16);
+  AttentionCase large = BaseCase(DType::kF32);
+  large.nq = large.nk = 300;
+  const std::vector<AttentionCase> cases = {small, large};
+  std::vector<AttentionInputs> inputs;
+  std::vector<AttentionOutputs> alone;
+  for (const AttentionCase& c : cases) {
+    inputs.push_back(MakeInputs(c));
+    alone.push_back(RunOnce(c, inputs.back(), contexts.list()[0]));
+  }
+  // Four callers: two on one context, one on another, one on the default.
+  Context* const used[] = {contexts.list()[0], contexts.list()[0],
+                           contexts.list()[1], nullptr};
+  int wrong[4] = {};
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (size_t round = 0; round < 6; ++round) {
+        const size_t which = (t + round) % 2;
+        wrong[t] += !SameOutputs(RunOnce(cases[which], inputs[which], used[t]),
+                                 alone[which]);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const int count : wrong) EXPECT_EQ(count, 0);
+}
+
+TEST(AttentionEdge, WorksInTheChildOfAFork) {
+  const Contexts contexts({2});
+  const AttentionCase c = BaseCase(DType::kBF16);
+  const AttentionInputs inputs = MakeInputs(c);
+  const AttentionOutputs before = RunOnce(c, inputs, contexts.list()[0]);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(60);
+    const AttentionOutputs after = RunOnce(c, inputs, contexts.list()[0]);
+    _exit(SameOutputs(before, after) ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST(AttentionEdge, SecondCallAllocatesNothing) {
+  const Contexts contexts({2});
+  Context* const context = contexts.list()[0];
+  for (const DType dtype : AllTypes()) {
+    const AttentionCase c = BaseCase(dtype);
+    const AttentionInputs inputs = MakeInputs(c);
+    RunOnce(c, inputs, context);
+    const size_t count = context->AllocationCount();
+    const size_t bytes = context->WorkspaceBytes();
+    RunOnce(c, inputs, context);
+    EXPECT_EQ(context->AllocationCount(), count) << NameOf(dtype);
+    EXPECT_EQ(context->WorkspaceBytes(), bytes) << NameOf(dtype);
+  }
+  context->ReleaseWorkspace();
+  EXPECT_EQ(context->WorkspaceBytes(), 0u);
+}
+
+TEST(AttentionEdge, WorkspaceIsWhatTheQuerySays) {
+  for (const DType dtype : AllTypes()) {
+    const Contexts contexts({2});
+    Context* const context = contexts.list()[0];
+    const AttentionCase c = BaseCase(dtype);
+    const AttentionInputs inputs = MakeInputs(c);
+    const AttentionOutputs outputs = MakeOutputs(c, inputs);
+    const AttentionForwardArgs forward = ForwardArgs(inputs, outputs);
+    const AttentionBackwardArgs backward = BackwardArgs(c, inputs, outputs);
+    size_t forward_bytes = 0;
+    size_t backward_bytes = 0;
+    ASSERT_TRUE(
+        AttentionForwardWorkspace(forward, &forward_bytes, context).ok());
+    ASSERT_TRUE(
+        AttentionBackwardWorkspace(backward, &backward_bytes, context).ok());
+    ASSERT_TRUE(AttentionForward(forward, context).ok());
+    ASSERT_TRUE(AttentionBackward(backward, context).ok());
+    EXPECT_LE(context->PeakWorkspaceBytes(), forward_bytes + backward_bytes);
+    EXPECT_GE(context->PeakWorkspaceBytes(),
+              std::max(forward_bytes, backward_bytes));
+  }
+}
+
+void ExpectOutOfMemory(const ContextOptions& options) {
+  std::unique_ptr<Context> context;
+  const Status made = Context::Create(options, &context);
+  ASSERT_TRUE(made.ok()) << made.message();
+  const AttentionCase c = BaseCase(DType::kF32);
+  const AttentionInputs inputs = MakeInputs(c);
+  const AttentionOutputs outputs = MakeOutputs(c, inputs);
+  for (const Tensor* t :
+       {&outputs.out, &outputs.dq, &outputs.dk, &outputs.dv}) {
+    t->buffer->Snapshot();
+  }
+  Status status = AttentionForward(ForwardArgs(inputs, outputs), context.get());
+  EXPECT_EQ(status.code(), StatusCode::kOutOfMemory) << status.message();
+  EXPECT_FALSE(status.message().empty());
+  status = AttentionBackward(BackwardArgs(c, inputs, outputs), context.get());
+  EXPECT_EQ(status.code(), StatusCode::kOutOfMemory) << status.message();
+  for (const Tensor* t :
+       {&outputs.out, &outputs.dq, &outputs.dk, &outputs.dv}) {
+    EXPECT_FALSE(t->buffer->ChangedOutside({}));
+  }
+}
+
+TEST(AttentionEdge, MemoryLimitIsKept) {
+  ContextOptions options;
+  options.memory_limit = 1;
+  ExpectOutOfMemory(options);
+}
+
+TEST(AttentionEdge, RefusedAllocationIsAnError) {
+  ContextOptions options;
+  options.allocator.allocate = [](void*, size_t, size_t) -> void* {
+    return nullptr;
+  };
+  options.allocator.release = [](void*, void*, size_t) {};
+  ExpectOutOfMemory(options);
+}
+
+TEST(AttentionEdge, OwnAllocatorIsUsedAndGetsAllBack) {
+  struct Count {
+    int64_t bytes = 0;
+    int64_t calls = 0;
+  } count;
+  {
+    ContextOptions options;
+    options.num_threads = 2;
+    options.allocator.opaque = &count;
+    options.allocator.allocate = [](void* opaque, size_t bytes,
+                                    size_t alignment) {
+      auto* const c = static_cast<Count*>(opaque);
+      c->bytes += static_cast<int64_t>(bytes);
+      ++c->calls;
+      return std::aligned_alloc(
+          alignment, (bytes + alignment - 1) / alignment * alignment);
+    };
+    options.allocator.release = [](void* opaque, void* memory, size_t bytes) {
+      static_cast<Count*>(opaque)->bytes -= static_cast<int64_t>(bytes);
+      std::free(memory);
+    };
+    std::unique_ptr<Context> context;
+    ASSERT_TRUE(Context::Create(options, &context).ok());
+    const AttentionCase c = BaseCase(DType::kBF16);
+    ExpectAttention(c, {context.get()});
+    EXPECT_GT(count.calls, 0);
+    EXPECT_EQ(count.bytes, static_cast<int64_t>(context->WorkspaceBytes()));
+  }
+  EXPECT_EQ(count.bytes, 0);
+}
+
+TEST(AttentionEdge, DeltaIsTheRowSumOfOutTimesDout) {
+  for (const DType dtype : AllTypes()) {
+    for (const Layout layout : {Layout::kBhsd, Layout::kBshd, Layout::kReversed,
+                                Layout::kStridedLast}) {
+      for (const int64_t depth : {0, 1, 7, 64, 129}) {
+        Random random(static_cast<uint64_t>(depth));
+        const Sizes sizes = {2, 3, 37, depth};
+        const Tensor out = MakeTensor(dtype, sizes, layout);
+        const Tensor dout = MakeTensor(dtype, sizes, layout);
+        FillNormal(out.view, random);
+        FillNormal(dout.view, random);
+        const DType sum_type = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+        const Tensor delta = MakeTensor(sum_type, {2, 3, 37, 1}, layout);
+        delta.buffer->Snapshot();
+        const Status status = AttentionDelta(out.view, dout.view, delta.view);
+        ASSERT_TRUE(status.ok()) << status.message();
+        EXPECT_FALSE(delta.buffer->ChangedOutside({delta.view}));
+        const double roundoff = dtype == DType::kF64 ? 0x1p-53 : 0x1p-24;
+        ForEachIndex(delta.view.sizes, [&](const Sizes& at) {
+          double sum = 0.0;
+          double size = 0.0;
+          for (int64_t d = 0; d < depth; ++d) {
+            const Sizes from = {at[0], at[1], at[2], d};
+            const double term = Get(out.view, from) * Get(dout.view, from);
+            sum += term;
+            size += std::abs(term);
+          }
+          EXPECT_NEAR(Get(delta.view, at), sum, 16 * roundoff * size);
+        });
+      }
+    }
+  }
+}
+
+TEST(AttentionEdge, KeepMaskIsThePhiloxMapping) {
+  for (const double p : {0.0, 0.1, 0.5, 1.0}) {
+    for (const uint64_t offset :
+         {uint64_t{0}, uint64_t{1}, uint64_t{6}, uint64_t{1} << 40}) {
+      const Sizes sizes = {2, 3, 7, 53};
+      const Tensor keep = MakeTensor(DType::kBool, sizes);
+      const uint64_t seed = 0xFEDCBA9876543210u;
+      const Status status = PhiloxKeepMask(p, seed, offset, keep.view);
+      ASSERT_TRUE(status.ok()) << status.message();
+      uint64_t n = offset;
+      int wrong = 0;
+      ForEachIndex(sizes, [&](const Sizes& at) {
+        wrong += (Get(keep.view, at) != 0.0) != PhiloxKeep(p, seed, n++);
+      });
+      EXPECT_EQ(wrong, 0) << "p " << p << " offset " << offset;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fa2::test

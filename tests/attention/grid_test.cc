@@ -1,0 +1,170 @@
+// Dense attention over a grid of sizes: every pair of (Nq, Nk) and head
+// dimension, each with dtype, precision, mask, head grouping, layout and kinds
+// of gradients drawn so that all of them meet all sizes, on 1 to 4 threads that
+// must agree bit for bit.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "tests/support/attention_case.h"
+#include "tests/support/attention_run.h"
+#include "tests/support/random.h"
+
+namespace fa2::test {
+namespace {
+
+const std::vector<std::pair<int64_t, int64_t>> kSizes = {
+    {1, 1},     {1, 147},   {113, 203},   {128, 217}, {113, 211}, {108, 256},
+    {256, 512}, {512, 256}, {1023, 1024}, {1, 239},   {239, 1},   {3, 799},
+    {799, 3},   {127, 512}, {64, 1},      {0, 5},     {5, 0}};
+const std::vector<int64_t> kDims = {1,  8,   31,  32,  40,  59,  64,  80,
+                                    96, 111, 128, 160, 192, 256, 264, 512};
+
+struct Numbers {
+  DType dtype;
+  Precision precision;
+};
+const std::vector<Numbers> kNumbers = {
+    {DType::kBF16, Precision::kFast},  {DType::kF32, Precision::kFast},
+    {DType::kBF16, Precision::kExact}, {DType::kF16, Precision::kFast},
+    {DType::kF32, Precision::kHigh},   {DType::kF32, Precision::kExact},
+    {DType::kF16, Precision::kExact},  {DType::kF64, Precision::kFast}};
+
+struct Mask {
+  Causal causal;
+  int64_t left;
+  int64_t right;
+};
+const std::vector<Mask> kMasks = {
+    {Causal::kNone, -1, -1},        {Causal::kTopLeft, -1, -1},
+    {Causal::kBottomRight, -1, -1}, {Causal::kTopLeft, 33, -1},
+    {Causal::kBottomRight, 16, -1}, {Causal::kNone, 40, 7},
+    {Causal::kNone, -1, 20},        {Causal::kTopLeft, 50, 5}};
+
+struct Heads {
+  int64_t query;
+  int64_t kv;
+};
+const std::vector<Heads> kHeads = {{1, 1}, {4, 2}, {2, 2}, {3, 1}, {6, 2}};
+
+constexpr int kPlacements = 8;
+
+// Layouts of inputs and gradients.
+void Place(int which, AttentionCase* c) {
+  switch (which) {
+    case 0:
+      break;
+    case 1:
+      c->layout = c->grad_layout = Layout::kBshd;
+      break;
+    case 2:
+      c->packing = c->nq == c->nk && c->head_dim == c->value_dim
+                       ? Packing::kQkv
+                       : Packing::kNone;
+      c->layout = Layout::kPaddedRows;
+      break;
+    case 3:
+      c->dout_broadcast = {true, true, true, true};
+      c->grad_layout = Layout::kPaddedRows;
+      break;
+    case 4:
+      c->layout = c->grad_layout = Layout::kReversed;
+      break;
+    case 5:
+      c->packing = c->head_dim == c->value_dim ? Packing::kKv : Packing::kNone;
+      break;
+    case 6:
+      c->layout = c->grad_layout = Layout::kStridedLast;
+      break;
+    default:
+      c->dout_broadcast = {false, false, true, false};
+      break;
+  }
+}
+
+// Case `index` of the grid: sizes and dimensions in turn; the other choices
+// step through their lists at strides without common factors, so that a
+// neighbour in size is never the same in anything else.
+AttentionCase GridCase(uint64_t index) {
+  const auto take = [](const auto& list, uint64_t i) {
+    return list[i % list.size()];
+  };
+  const uint64_t size = index % kSizes.size();
+  const uint64_t dim = index / kSizes.size();
+  Random r(index);
+  AttentionCase c;
+  c.seed = index + 1;
+  std::tie(c.nq, c.nk) = kSizes[size];
+  c.head_dim = take(kDims, dim);
+  c.value_dim = r.Chance(0.25) ? take(kDims, dim + 5) : c.head_dim;
+  if (c.value_dim > 2 * c.head_dim) c.value_dim = c.head_dim + 3;
+  const Numbers numbers = take(kNumbers, index);
+  c.dtype = numbers.dtype;
+  c.precision = numbers.precision;
+  const Mask mask = take(kMasks, index / 3 + dim);
+  c.causal = mask.causal;
+  c.window_left = mask.left;
+  c.window_right = mask.right;
+  const bool large = c.nq * c.nk > 100000;
+  const Heads heads =
+      large ? kHeads[dim % 8 == 1 ? 1 : 0] : take(kHeads, index);
+  c.heads = heads.query;
+  c.kv_heads = heads.kv;
+  c.batch = large ? 1 : r.Integer(1, 2);
+  Place(static_cast<int>((index + dim) % kPlacements), &c);
+  if (c.dtype != DType::kF64 && r.Chance(0.5)) c.grad_dtype = DType::kF32;
+  c.accumulate_dq = r.Chance(0.15);
+  c.accumulate_dk = r.Chance(0.15);
+  c.accumulate_dv = r.Chance(0.15);
+  c.want_dq = c.accumulate_dq || !r.Chance(0.06);
+  c.want_dk = c.accumulate_dk || !r.Chance(0.06);
+  c.want_dv = c.accumulate_dv || !r.Chance(0.06);
+  if (r.Chance(0.2)) c.scale = r.Uniform(0.05, 0.2);
+  c.delta = r.Chance(0.15);
+  return c;
+}
+
+// The largest pair meets a quarter of the dimensions: the oracle takes seconds
+// for each.
+bool IsTooLarge(const AttentionCase& c, uint64_t dim) {
+  return c.nq * c.nk > 1000000 && dim % 4 != 2;
+}
+
+TEST(AttentionGrid, AllSizesAndDimensions) {
+  const Contexts contexts({1, 2, 3, 4});
+  const auto share = static_cast<uint64_t>(CasesOfSixteen());
+  int run = 0;
+  for (uint64_t i = 0; i < kSizes.size() * kDims.size(); ++i) {
+    // 7 has no factor in common with 16 or the lists' lengths.
+    if (i * 7 % 16 >= share) continue;
+    const AttentionCase c = GridCase(i);
+    if (IsTooLarge(c, i / kSizes.size())) continue;
+    if (share < 16 && c.nq * c.nk > 60000) continue;
+    ExpectAttention(c, contexts.list());
+    ++run;
+  }
+  EXPECT_GE(run, static_cast<int>(share * 12));
+}
+
+// One head and one batch must still give work to all threads, with the same
+// bits.
+TEST(AttentionGrid, OneHeadOnAnyNumberOfThreads) {
+  const Contexts contexts({1, 2, 3, 4, 16});
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const Causal causal : {Causal::kNone, Causal::kBottomRight}) {
+      AttentionCase c;
+      c.dtype = dtype;
+      c.causal = causal;
+      c.nq = CasesOfSixteen() == 16 ? 700 : 257;
+      c.nk = 513;
+      c.head_dim = c.value_dim = 64;
+      ExpectAttention(c, contexts.list());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fa2::test

@@ -1,0 +1,48 @@
+// Small random cases of all options together against the float64 oracle.
+// FA2_TEST_SEED=n runs case n alone.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "tests/support/attention_run.h"
+#include "tests/support/case_generator.h"
+
+namespace fa2::test {
+namespace {
+
+constexpr uint64_t kCases = 2400;
+
+void RunCases(uint64_t first_seed, const CaseOptions& options) {
+  const Contexts contexts({1, 3});
+  if (const char* seed = std::getenv("FA2_TEST_SEED")) {
+    ExpectAttention(RandomCase(std::stoull(seed), options), contexts.list());
+    return;
+  }
+  const uint64_t cases = kCases * static_cast<uint64_t>(CasesOfSixteen()) / 16;
+  // More failures than this say nothing new.
+  constexpr int kShown = 10;
+  int failed = 0;
+  for (uint64_t n = 0; n < cases && failed < kShown; ++n) {
+    const AttentionCase c = RandomCase(first_seed + n, options);
+    const AttentionInputs inputs = MakeInputs(c);
+    for (const auto& failure : CheckAttention(c, inputs, contexts.list())) {
+      ADD_FAILURE() << failure << "\n  in " << Describe(c);
+      ++failed;
+    }
+  }
+}
+
+// Dense calls: masks, windows, layouts, gradients.
+TEST(AttentionRandom, Plain) {
+  CaseOptions options;
+  options.extras = false;
+  RunCases(1000000, options);
+}
+
+// With bias, dropout, softcap, ALiBi, sinks, packed sequences and dlse.
+TEST(AttentionRandom, AllOptions) { RunCases(2000000, CaseOptions()); }
+
+}  // namespace
+}  // namespace fa2::test
