@@ -217,7 +217,7 @@ TEST(AttentionError, Backward) {
       {"null dout", {"dout"}, [](Backward* a) { a->dout.data = nullptr; }},
       {"null lse", {"lse"}, [](Backward* a) { a->lse.data = nullptr; }},
       {"neither out nor delta",
-       {"out", "delta"},
+       {"out"},
        [](Backward* a) { a->out.data = nullptr; }},
       {"dtype of dout",
        {"dout", "bf16", "f32"},
@@ -300,13 +300,17 @@ TEST(AttentionError, PackedSequences) {
   static int32_t descending[] = {0, 5, 4, 9};
   static int32_t late[] = {1, 3, 7, 9};
   static int32_t beyond[] = {0, 3, 7, 10};
+  static int32_t two[] = {0, 4, 7};
   for (const BadForward& bad : std::vector<BadForward>{
            {"one of two",
             {"cu_seqlens_k"},
             [](Forward* a) { a->options.cu_seqlens_k = ConstTensorView(); }},
            {"lengths differ",
             {"cu_seqlens_q", "cu_seqlens_k"},
-            [](Forward* a) { a->options.cu_seqlens_k.sizes[3] = 3; }},
+            [](Forward* a) {
+              a->options.cu_seqlens_k.sizes[3] = 3;
+              a->options.cu_seqlens_k.data = two;
+            }},
            {"descending",
             {"cu_seqlens_q", "4"},
             [](Forward* a) { a->options.cu_seqlens_q.data = descending; }},

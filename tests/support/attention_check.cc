@@ -49,6 +49,13 @@ double HalfUlp(DType dtype, double value) {
   return std::max(half_smallest, power * UnitRoundoff(dtype));
 }
 
+// Error of a score as a multiple of its size: a unit of the type it is summed
+// in, and more the longer the sum; up to 64 terms the vector lanes share.
+double ScoreRoundoff(const AttentionCase& c) {
+  return UnitRoundoff(c.statistics_dtype()) *
+         std::max(1.0, std::sqrt(static_cast<double>(c.head_dim) / 64.0));
+}
+
 int64_t LongestSum(const AttentionCase& c) {
   int64_t longest = std::max(c.head_dim, c.value_dim);
   if (!c.varlen()) {
@@ -125,10 +132,7 @@ ExpectedOutputs ComputeExpected(const AttentionCase& c,
   expected.dbias.value = outputs.dbias;
   expected.dalibi.value = outputs.dalibi;
   expected.dsinks.value = outputs.dsinks;
-  // A score is a sum in the statistics' type: an error of 4 units for each unit
-  // of its size.
-  const double score_error =
-      4.0 * UnitRoundoff(c.statistics_dtype()) / PrecisionsOf(c).sums;
+  const double score_error = 4.0 * ScoreRoundoff(c) / PrecisionsOf(c).sums;
   ComputeMagnitudes(c, inputs, score_error, &expected);
   return expected;
 }
@@ -221,7 +225,7 @@ namespace {
 // padding of packed sequences means nothing.
 std::string CompareLse(const AttentionCase& c, const ConstTensorView& actual,
                        const ExpectedOutputs& expected) {
-  const double per_size = 8.0 * UnitRoundoff(c.statistics_dtype());
+  const double per_size = 8.0 * ScoreRoundoff(c);
   const double absolute = PrecisionsOf(c).lse;
   std::string failure;
   ForEachIndex(actual.sizes, [&](const Sizes& at) {

@@ -76,7 +76,8 @@ void DrawVarlen(Random& r, AttentionCase* c) {
 void DrawBias(Random& r, AttentionCase* c) {
   c->bias = r.Pick<DType>({DType::kF32, DType::kF32, DType::kBF16, DType::kF16,
                            DType::kBool, DType::kBool});
-  if (c->dtype == DType::kF64 && r.Chance(0.5)) c->bias = DType::kF64;
+  const double wide = c->dtype == DType::kF64 ? 0.5 : 0.1;
+  if (r.Chance(wide)) c->bias = DType::kF64;
   for (bool& dimension : c->bias_broadcast) dimension = r.Chance(0.35);
   c->bias_masked = r.Pick<double>({0.0, 0.0, 0.3, 0.95});
   c->want_dbias = *c->bias != DType::kBool && r.Chance(0.7);
