@@ -10,8 +10,8 @@
 #include <thread>
 #include <utility>
 
-#include "src/simd/target.h"
 #include "src/context/context_impl.h"
+#include "src/simd/target.h"
 
 namespace fa2 {
 namespace {
