@@ -248,6 +248,92 @@ fa2_attention_reference_forward(const fa2_attention_forward_args* args);
 FA2_EXPORT fa2_status
 fa2_attention_reference_backward(const fa2_attention_backward_args* args);
 
+/* ---- The other kernels of a training step -------------------------------- */
+
+/* Arrays of rows are [.., .., rows, dim] with contiguous rows, vectors [1, 1,
+ * 1, n]; f32 or bf16 where nothing else is said. fa2/training_ops.h has the
+ * formulas, and which strides and dtypes each tensor may have. */
+
+/* out[.., .., c, r] = in[.., .., r, c]. */
+FA2_EXPORT fa2_status fa2_transpose_2d(const fa2_const_tensor* in,
+                                       const fa2_tensor* out,
+                                       fa2_context* context);
+
+/* By rows; y is the result of the softmax. */
+FA2_EXPORT fa2_status fa2_softmax(const fa2_const_tensor* x,
+                                  const fa2_tensor* y, fa2_context* context);
+FA2_EXPORT fa2_status fa2_softmax_backward(const fa2_const_tensor* dy,
+                                           const fa2_const_tensor* y,
+                                           const fa2_tensor* dx,
+                                           fa2_context* context);
+
+/* y = x * weight / sqrt(mean(x^2) + eps) by rows. */
+FA2_EXPORT fa2_status fa2_rms_norm(const fa2_const_tensor* x,
+                                   const fa2_const_tensor* weight, double eps,
+                                   const fa2_tensor* y, fa2_context* context);
+
+/* In the structs below, sums over rows are added to what the output holds,
+ * unless its overwrite field is not 0. Outputs may be left out. */
+typedef struct fa2_rms_norm_backward_args {
+  size_t struct_size;
+  fa2_const_tensor dy, x;  /* [.., .., rows, dim] */
+  fa2_const_tensor weight; /* [1, 1, 1, dim] */
+  double eps;              /* finite, >= 0 */
+  fa2_tensor dx;           /* [.., .., rows, dim], overwritten */
+  fa2_tensor dweight;      /* [1, 1, 1, dim] */
+  int32_t overwrite_dweight;
+  int32_t reserved; /* 0 */
+} fa2_rms_norm_backward_args;
+FA2_EXPORT fa2_status fa2_rms_norm_backward(
+    const fa2_rms_norm_backward_args* args, fa2_context* context);
+
+/* dweight[ids[t]] += dy[t]. */
+typedef struct fa2_embedding_backward_args {
+  size_t struct_size;
+  fa2_const_tensor dy;  /* [.., .., tokens, dim] */
+  fa2_const_tensor ids; /* i32 or i64 [1, 1, 1, tokens] */
+  fa2_tensor dweight;   /* [1, 1, num_embeddings, dim] */
+  int32_t overwrite_dweight;
+  int32_t reserved; /* 0 */
+} fa2_embedding_backward_args;
+FA2_EXPORT fa2_status fa2_embedding_backward(
+    const fa2_embedding_backward_args* args, fa2_context* context);
+
+/* Softmax cross entropy and its gradient, in one pass over the logits. */
+typedef struct fa2_cross_entropy_args {
+  size_t struct_size;
+  fa2_const_tensor logits;  /* [.., .., positions, vocab] */
+  fa2_const_tensor targets; /* i32 or i64 [1, 1, 1, positions] */
+  int32_t has_ignore_index; /* 0: positions with target -100 do not count */
+  int32_t has_count; /* 0: the sum is divided by the positions that count */
+  int64_t ignore_index;
+  int64_t count;      /* >= 0; 0: the call does nothing */
+  fa2_tensor loss;    /* one element, f32 or f64 */
+  fa2_tensor dlogits; /* as logits, overwritten */
+  int32_t overwrite_loss;
+  int32_t reserved; /* 0 */
+} fa2_cross_entropy_args;
+FA2_EXPORT fa2_status fa2_cross_entropy(const fa2_cross_entropy_args* args,
+                                        fa2_context* context);
+
+/* Gradients of causal (top-left) self-attention with scale 1 / sqrt(head_dim),
+ * its softmax computed again inside. */
+typedef struct fa2_causal_attention_backward_args {
+  size_t struct_size;
+  int64_t num_heads; /* a multiple of num_kv_heads */
+  int64_t num_kv_heads;
+  fa2_const_tensor dout, q; /* [1, B, seq, num_heads * head_dim] */
+  fa2_const_tensor k, v;    /* [1, B, seq, num_kv_heads * head_dim] */
+  fa2_tensor dq;            /* overwritten */
+  fa2_tensor dk, dv;
+  int32_t overwrite_dk;
+  int32_t overwrite_dv;
+  int32_t precision; /* FA2_PRECISION_... */
+  int32_t reserved;  /* 0 */
+} fa2_causal_attention_backward_args;
+FA2_EXPORT fa2_status fa2_causal_attention_backward(
+    const fa2_causal_attention_backward_args* args, fa2_context* context);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

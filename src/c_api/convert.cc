@@ -46,24 +46,6 @@ Status ConvertTensor(const char* name, const From& from, To* to) {
   return Status::Ok();
 }
 
-template <class From, class To>
-struct Field {
-  const char* name;
-  const From& from;
-  To* to;
-};
-using Input = Field<fa2_const_tensor, ConstTensorView>;
-using Output = Field<fa2_tensor, TensorView>;
-
-template <class AnyField>
-Status ConvertEach(std::initializer_list<AnyField> fields) {
-  for (const AnyField& field : fields) {
-    Status status = ConvertTensor(field.name, field.from, field.to);
-    if (!status.ok()) return status;
-  }
-  return Status::Ok();
-}
-
 Status NullTensor(const char* name) {
   return Status::InvalidArgument(std::string(name) +
                                  " is NULL; it must point to a tensor");
@@ -89,16 +71,14 @@ Status ConvertOptions(const fa2_attention_options* given,
   if (status.ok())
     status = ConvertEnum("causal", from.causal, FA2_CAUSAL_BOTTOM_RIGHT,
                          &to->causal);
-  if (status.ok())
-    status = ConvertEnum("precision", from.precision, FA2_PRECISION_EXACT,
-                         &to->precision);
+  if (status.ok()) status = ConvertPrecision(from.precision, &to->precision);
   if (status.ok()) {
-    status = ConvertEach<Input>(
-        {{"bias", from.bias, &to->bias},
-         {"alibi_slopes", from.alibi_slopes, &to->alibi_slopes},
-         {"sinks", from.sinks, &to->sinks},
-         {"cu_seqlens_q", from.cu_seqlens_q, &to->cu_seqlens_q},
-         {"cu_seqlens_k", from.cu_seqlens_k, &to->cu_seqlens_k}});
+    status =
+        ConvertInputs({{"bias", from.bias, &to->bias},
+                       {"alibi_slopes", from.alibi_slopes, &to->alibi_slopes},
+                       {"sinks", from.sinks, &to->sinks},
+                       {"cu_seqlens_q", from.cu_seqlens_q, &to->cu_seqlens_q},
+                       {"cu_seqlens_k", from.cu_seqlens_k, &to->cu_seqlens_k}});
   }
   if (!status.ok()) return status;
   if (from.has_scale != 0) to->scale = from.scale;
@@ -125,6 +105,26 @@ Status Convert(const char* name, const fa2_tensor* from, TensorView* to) {
   return from == nullptr ? NullTensor(name) : ConvertTensor(name, *from, to);
 }
 
+Status ConvertInputs(std::initializer_list<InputField> fields) {
+  for (const InputField& field : fields) {
+    Status status = ConvertTensor(field.name, field.from, field.to);
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+Status ConvertOutputs(std::initializer_list<OutputField> fields) {
+  for (const OutputField& field : fields) {
+    Status status = ConvertTensor(field.name, field.from, field.to);
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+Status ConvertPrecision(int32_t from, Precision* to) {
+  return ConvertEnum("precision", from, FA2_PRECISION_EXACT, to);
+}
+
 Status Convert(const fa2_attention_forward_args* given,
                AttentionForwardArgs* to) {
   *to = AttentionForwardArgs();
@@ -133,11 +133,11 @@ Status Convert(const fa2_attention_forward_args* given,
                              offsetof(fa2_attention_forward_args, lse), &from);
   if (status.ok()) status = ConvertOptions(from.options, &to->options);
   if (status.ok()) {
-    status = ConvertEach<Input>(
+    status = ConvertInputs(
         {{"q", from.q, &to->q}, {"k", from.k, &to->k}, {"v", from.v, &to->v}});
   }
   if (status.ok()) {
-    status = ConvertEach<Output>(
+    status = ConvertOutputs(
         {{"out", from.out, &to->out}, {"lse", from.lse, &to->lse}});
   }
   return status;
@@ -151,17 +151,17 @@ Status Convert(const fa2_attention_backward_args* given,
       "args", given, offsetof(fa2_attention_backward_args, dbias), &from);
   if (status.ok()) status = ConvertOptions(from.options, &to->options);
   if (status.ok()) {
-    status = ConvertEach<Input>({{"dout", from.dout, &to->dout},
-                                 {"q", from.q, &to->q},
-                                 {"k", from.k, &to->k},
-                                 {"v", from.v, &to->v},
-                                 {"out", from.out, &to->out},
-                                 {"lse", from.lse, &to->lse},
-                                 {"dlse", from.dlse, &to->dlse},
-                                 {"delta", from.delta, &to->delta}});
+    status = ConvertInputs({{"dout", from.dout, &to->dout},
+                            {"q", from.q, &to->q},
+                            {"k", from.k, &to->k},
+                            {"v", from.v, &to->v},
+                            {"out", from.out, &to->out},
+                            {"lse", from.lse, &to->lse},
+                            {"dlse", from.dlse, &to->dlse},
+                            {"delta", from.delta, &to->delta}});
   }
   if (status.ok()) {
-    status = ConvertEach<Output>(
+    status = ConvertOutputs(
         {{"dq", from.dq, &to->dq},
          {"dk", from.dk, &to->dk},
          {"dv", from.dv, &to->dv},

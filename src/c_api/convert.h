@@ -2,6 +2,9 @@
 #ifndef FA2_SRC_C_API_CONVERT_H_
 #define FA2_SRC_C_API_CONVERT_H_
 
+#include <cstdint>
+#include <initializer_list>
+
 #include "fa2/attention.h"
 #include "fa2/fa2_c.h"
 #include "fa2/status.h"
@@ -14,6 +17,22 @@ namespace fa2::c_api {
 Status Convert(const char* name, const fa2_const_tensor* from,
                ConstTensorView* to);
 Status Convert(const char* name, const fa2_tensor* from, TensorView* to);
+
+// Of the struct fields of one call; the first that fails ends it.
+struct InputField {
+  const char* name;
+  const fa2_const_tensor& from;
+  ConstTensorView* to;
+};
+struct OutputField {
+  const char* name;
+  const fa2_tensor& from;
+  TensorView* to;
+};
+Status ConvertInputs(std::initializer_list<InputField> fields);
+Status ConvertOutputs(std::initializer_list<OutputField> fields);
+
+Status ConvertPrecision(int32_t from, Precision* to);
 
 Status Convert(const fa2_attention_forward_args* from,
                AttentionForwardArgs* to);

@@ -1,0 +1,196 @@
+#include "fa2/training_ops.h"
+
+#include <string>
+
+#include "src/c_api/boundary.h"
+#include "src/c_api/convert.h"
+
+namespace fa2::c_api {
+namespace {
+
+// Reads a versioned argument struct whose fields up to `least` must be there.
+template <class Args>
+Status ReadArgs(const Args* given, size_t least, Args* args) {
+  Status status = ReadStruct("args", given, least, args);
+  if (status.ok() && args->reserved != 0) {
+    return Status::InvalidArgument("args.reserved is " +
+                                   std::to_string(args->reserved) +
+                                   "; it must be 0");
+  }
+  return status;
+}
+
+Status RmsNormBackward(const fa2_rms_norm_backward_args* given,
+                       fa2_context* context) {
+  fa2_rms_norm_backward_args from = {};
+  Status status = ReadArgs(
+      given, offsetof(fa2_rms_norm_backward_args, overwrite_dweight), &from);
+  RmsNormBackwardArgs args;
+  if (status.ok()) {
+    status = ConvertInputs({{"dy", from.dy, &args.dy},
+                            {"x", from.x, &args.x},
+                            {"weight", from.weight, &args.weight}});
+  }
+  if (status.ok()) {
+    status = ConvertOutputs(
+        {{"dx", from.dx, &args.dx}, {"dweight", from.dweight, &args.dweight}});
+  }
+  if (!status.ok()) return status;
+  args.eps = from.eps;
+  args.accumulate_dweight = from.overwrite_dweight == 0;
+  return fa2::RmsNormBackward(args, ToContext(context));
+}
+
+Status EmbeddingBackward(const fa2_embedding_backward_args* given,
+                         fa2_context* context) {
+  fa2_embedding_backward_args from = {};
+  Status status = ReadArgs(
+      given, offsetof(fa2_embedding_backward_args, overwrite_dweight), &from);
+  EmbeddingBackwardArgs args;
+  if (status.ok()) {
+    status = ConvertInputs(
+        {{"dy", from.dy, &args.dy}, {"ids", from.ids, &args.ids}});
+  }
+  if (status.ok())
+    status = ConvertOutputs({{"dweight", from.dweight, &args.dweight}});
+  if (!status.ok()) return status;
+  args.accumulate_dweight = from.overwrite_dweight == 0;
+  return fa2::EmbeddingBackward(args, ToContext(context));
+}
+
+Status CrossEntropy(const fa2_cross_entropy_args* given, fa2_context* context) {
+  fa2_cross_entropy_args from = {};
+  Status status =
+      ReadArgs(given, offsetof(fa2_cross_entropy_args, overwrite_loss), &from);
+  CrossEntropyArgs args;
+  if (status.ok()) {
+    status = ConvertInputs({{"logits", from.logits, &args.logits},
+                            {"targets", from.targets, &args.targets}});
+  }
+  if (status.ok()) {
+    status = ConvertOutputs({{"loss", from.loss, &args.loss},
+                             {"dlogits", from.dlogits, &args.dlogits}});
+  }
+  if (!status.ok()) return status;
+  if (from.has_ignore_index != 0) args.ignore_index = from.ignore_index;
+  if (from.has_count != 0) args.count = from.count;
+  args.accumulate_loss = from.overwrite_loss == 0;
+  return fa2::CrossEntropy(args, ToContext(context));
+}
+
+Status CausalAttentionBackward(const fa2_causal_attention_backward_args* given,
+                               fa2_context* context) {
+  fa2_causal_attention_backward_args from = {};
+  Status status = ReadArgs(
+      given, offsetof(fa2_causal_attention_backward_args, overwrite_dk), &from);
+  CausalAttentionBackwardArgs args;
+  if (status.ok()) {
+    status = ConvertInputs({{"dout", from.dout, &args.dout},
+                            {"q", from.q, &args.q},
+                            {"k", from.k, &args.k},
+                            {"v", from.v, &args.v}});
+  }
+  if (status.ok()) {
+    status = ConvertOutputs({{"dq", from.dq, &args.dq},
+                             {"dk", from.dk, &args.dk},
+                             {"dv", from.dv, &args.dv}});
+  }
+  if (status.ok()) status = ConvertPrecision(from.precision, &args.precision);
+  if (!status.ok()) return status;
+  args.num_heads = from.num_heads;
+  args.num_kv_heads = from.num_kv_heads;
+  args.accumulate_dk = from.overwrite_dk == 0;
+  args.accumulate_dv = from.overwrite_dv == 0;
+  return fa2::CausalAttentionBackward(args, ToContext(context));
+}
+
+}  // namespace
+}  // namespace fa2::c_api
+
+using fa2::ConstTensorView;
+using fa2::Status;
+using fa2::TensorView;
+using fa2::c_api::Convert;
+using fa2::c_api::Guard;
+using fa2::c_api::ToContext;
+
+extern "C" {
+
+fa2_status fa2_transpose_2d(const fa2_const_tensor* in, const fa2_tensor* out,
+                            fa2_context* context) {
+  return Guard("fa2_transpose_2d", [&] {
+    ConstTensorView from;
+    TensorView to;
+    Status status = Convert("in", in, &from);
+    if (status.ok()) status = Convert("out", out, &to);
+    if (!status.ok()) return status;
+    return fa2::Transpose2d(from, to, ToContext(context));
+  });
+}
+
+fa2_status fa2_softmax(const fa2_const_tensor* x, const fa2_tensor* y,
+                       fa2_context* context) {
+  return Guard("fa2_softmax", [&] {
+    ConstTensorView from;
+    TensorView to;
+    Status status = Convert("x", x, &from);
+    if (status.ok()) status = Convert("y", y, &to);
+    if (!status.ok()) return status;
+    return fa2::Softmax(from, to, ToContext(context));
+  });
+}
+
+fa2_status fa2_softmax_backward(const fa2_const_tensor* dy,
+                                const fa2_const_tensor* y, const fa2_tensor* dx,
+                                fa2_context* context) {
+  return Guard("fa2_softmax_backward", [&] {
+    ConstTensorView gradient, result;
+    TensorView to;
+    Status status = Convert("dy", dy, &gradient);
+    if (status.ok()) status = Convert("y", y, &result);
+    if (status.ok()) status = Convert("dx", dx, &to);
+    if (!status.ok()) return status;
+    return fa2::SoftmaxBackward(gradient, result, to, ToContext(context));
+  });
+}
+
+fa2_status fa2_rms_norm(const fa2_const_tensor* x,
+                        const fa2_const_tensor* weight, double eps,
+                        const fa2_tensor* y, fa2_context* context) {
+  return Guard("fa2_rms_norm", [&] {
+    ConstTensorView from, scale;
+    TensorView to;
+    Status status = Convert("x", x, &from);
+    if (status.ok()) status = Convert("weight", weight, &scale);
+    if (status.ok()) status = Convert("y", y, &to);
+    if (!status.ok()) return status;
+    return fa2::RmsNorm(from, scale, eps, to, ToContext(context));
+  });
+}
+
+fa2_status fa2_rms_norm_backward(const fa2_rms_norm_backward_args* args,
+                                 fa2_context* context) {
+  return Guard("fa2_rms_norm_backward",
+               [&] { return fa2::c_api::RmsNormBackward(args, context); });
+}
+
+fa2_status fa2_embedding_backward(const fa2_embedding_backward_args* args,
+                                  fa2_context* context) {
+  return Guard("fa2_embedding_backward",
+               [&] { return fa2::c_api::EmbeddingBackward(args, context); });
+}
+
+fa2_status fa2_cross_entropy(const fa2_cross_entropy_args* args,
+                             fa2_context* context) {
+  return Guard("fa2_cross_entropy",
+               [&] { return fa2::c_api::CrossEntropy(args, context); });
+}
+
+fa2_status fa2_causal_attention_backward(
+    const fa2_causal_attention_backward_args* args, fa2_context* context) {
+  return Guard("fa2_causal_attention_backward", [&] {
+    return fa2::c_api::CausalAttentionBackward(args, context);
+  });
+}
+
+}  // extern "C"
