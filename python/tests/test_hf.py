@@ -59,7 +59,9 @@ def _losses(model, padding, steps=20):
     losses = []
     for step in range(steps):
         ids, mask = _batch(step, padding)
-        labels = ids.masked_fill(mask == 0, -100)
+        # The first token after padding is predicted at a padded position, whose output means nothing.
+        follows = torch.nn.functional.pad(mask[:, :-1], (1, 0), value=1)
+        labels = ids.masked_fill((mask & follows) == 0, -100)
         loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
