@@ -1,0 +1,29 @@
+"""The scripts of examples/python run as a user runs them; each checks its own results."""
+
+import importlib.util
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"
+NEEDS = {
+    "numpy_training": (),
+    "pytorch_training": ("torch",),
+    "flash_attn_code": ("torch",),
+    "transformers_training": ("torch", "transformers"),
+    "jax_training": ("jax",),
+}
+
+
+def test_every_example_is_run():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(NEEDS)
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_example(name):
+    for module in NEEDS[name]:
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    subprocess.run([sys.executable, str(EXAMPLES / f"{name}.py")], check=True, timeout=300)

@@ -1,0 +1,41 @@
+"""The installed package: it carries its shared libraries, types and version, and imports nothing it need not."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import fa2
+
+HERE = pathlib.Path(fa2.__file__).parent
+INSTALLED = (HERE / "_core.pyi").exists()
+
+
+@pytest.mark.skipif(not INSTALLED, reason="a source tree, not an installed package")
+def test_shared_libraries_come_along():
+    """oneTBB is loaded from the package, as it must be on a machine that has none."""
+    code = """
+import fa2
+print("\\n".join({line.split()[-1] for line in open("/proc/self/maps") if "libtbb" in line or "libhwy" in line}))
+"""
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert any("libtbb" in path for path in loaded)
+    assert all(pathlib.Path(path).is_relative_to(HERE) for path in loaded), loaded
+
+
+@pytest.mark.skipif(not INSTALLED, reason="a source tree, not an installed package")
+def test_types_come_along():
+    assert (HERE / "py.typed").exists()
+    assert "def attention_forward" in (HERE / "_core.pyi").read_text()
+
+
+def test_imports_are_lazy():
+    code = "import sys, fa2; print([m for m in ('torch', 'jax', 'transformers', 'ml_dtypes') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_public_names_are_documented():
+    for name in fa2.__all__:
+        if name != "__version__":
+            assert getattr(fa2, name).__doc__, name
