@@ -43,7 +43,8 @@ HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D>> RoundToBf16(D, hn::Vec<D> v) {
   const auto rounded =
       hn::Add(bits, hn::Add(odd, hn::Set(d32, uint32_t{0x7FFF})));
   const auto quiet = hn::Or(bits, hn::Set(d32, uint32_t{0x400000}));
-  const auto nan = hn::RebindMask(d32, hn::Ne(v, v));
+  // Not Ne: on x86 Highway 1.0.3 makes it false for a NaN.
+  const auto nan = hn::RebindMask(d32, hn::Not(hn::Eq(v, v)));
   const auto upper = hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded));
   // The value fits in 16 bits, so saturation never acts.
   return hn::DemoteTo(d16, hn::BitCast(di32, upper));
