@@ -62,7 +62,10 @@ HWY_INLINE V ScaleByPowerOfTwo(D d, V p, V n) {
   const hn::RebindToSigned<D> di;
   constexpr int kMantissaBits = sizeof(hn::TFromD<D>) == 4 ? 23 : 52;
   const auto shifted = hn::ShiftLeft<kMantissaBits>(hn::ConvertTo(di, n));
-  return hn::BitCast(d, hn::Add(hn::BitCast(di, p), shifted));
+  const V scaled = hn::BitCast(d, hn::Add(hn::BitCast(di, p), shifted));
+  // Highway converts NaN to a saturated integer, which would turn p into some
+  // large number.
+  return hn::IfThenElse(hn::Eq(p, p), scaled, p);
 }
 
 // 2^x. Below the smallest normal exponent the result is exactly 0 (so -inf

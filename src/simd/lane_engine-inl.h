@@ -14,6 +14,7 @@
 #endif
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 
@@ -117,16 +118,40 @@ struct LaneEngine {
   static const T* Ptr(const void* p) { return static_cast<const T*>(p); }
   static T* Ptr(void* p) { return static_cast<T*>(p); }
 
+  // Deep heads are summed in parts: 128 rows of a panel of 64 f32 are 32 KiB,
+  // which L1 holds while all key rows pass.
+  static constexpr size_t kDepthPart = 128 * sizeof(float) / sizeof(T);
+
+  // The same for S. A scale of more than twice the usual 1 / sqrt(D) makes
+  // large scores, whose rounding the exponential magnifies: shorter sums, by a
+  // third less wrong, then pay for reading and writing S twice as often.
+  static size_t ScoreDepthPart(const Block& block) {
+    const double scores = std::abs(block.score.scale) *
+                          std::sqrt(static_cast<double>(block.head_dim));
+    return scores > 2.0 ? 32 : kDepthPart;
+  }
+
   // One panel of S^T = L R (rows `keys` of the block, all columns of the
   // panel).
   static HWY_INLINE void ScorePanel(D d, const T* left, const T* right,
-                                    size_t depth, const Range& keys,
-                                    T* HWY_RESTRICT out) {
+                                    size_t depth, size_t depth_part,
+                                    const Range& keys, T* HWY_RESTRICT out) {
     const size_t width = PanelWidth(d);
     const size_t stride = LeftStride(d, depth);
-    const Prod p{left + keys.begin * stride, stride, 1,     0, right, width,
-                 out + keys.begin * width,   width,  depth, 1, false};
-    RowBlocks<Op, true>(d, keys.end - keys.begin, kBlockVectors, p);
+    for (size_t part = 0; part == 0 || part < depth; part += depth_part) {
+      const Prod p{left + keys.begin * stride + part,
+                   stride,
+                   1,
+                   0,
+                   right + part * width,
+                   width,
+                   out + keys.begin * width,
+                   width,
+                   std::min(depth_part, depth - part),
+                   1,
+                   part > 0};
+      RowBlocks<Op, true>(d, keys.end - keys.begin, kBlockVectors, p);
+    }
   }
 
   // dV += P^T dO or dK += dS^T Q for all keys of the block. `left` is
@@ -251,11 +276,11 @@ struct LaneEngine {
       T* dp_panel = dp + panel * keys * width;
       if (!range.empty()) {
         ScorePanel(d, Ptr(block.k_score),
-                   Ptr(block.q_score) + column * head_dim, head_dim, range,
-                   s_panel);
+                   Ptr(block.q_score) + column * head_dim, head_dim,
+                   ScoreDepthPart(block), range, s_panel);
         ScorePanel(d, Ptr(block.v_score),
-                   Ptr(block.dout_score) + column * value_dim, value_dim, range,
-                   dp_panel);
+                   Ptr(block.dout_score) + column * value_dim, value_dim,
+                   kDepthPart, range, dp_panel);
       }
       BackwardPassOfPanel(d, block, map, panel, s_panel, dp_panel);
       if (block.dq != nullptr) {
@@ -298,7 +323,7 @@ struct LaneEngine {
       T* row_max = Ptr(block.row_max) + column;
       T* row_sum = Ptr(block.row_sum) + column;
       ScorePanel(d, Ptr(block.k_score), Ptr(block.q_score) + column * head_dim,
-                 head_dim, keys, s);
+                 head_dim, ScoreDepthPart(block), keys, s);
       std::copy_n(row_max, width, old_max);
       for (size_t begin = keys.begin; begin < keys.end; begin += kTileKeys) {
         area.key_begin = begin;
@@ -330,9 +355,13 @@ struct LaneEngine {
       }
       area.key_begin = keys.begin;
       area.key_end = keys.end;
-      ForwardExpPass(d, options,
-                     general ? T(1) : static_cast<T>(block.score.scale), area,
-                     s, row_max, row_sum);
+      if (general) {
+        ForwardExpPass<true, true>(d, options, area, s, row_max, row_sum);
+      } else if (block.tiles != nullptr) {
+        ForwardExpPass<false, true>(d, options, area, s, row_max, row_sum);
+      } else {
+        ForwardExpPass<false, false>(d, options, area, s, row_max, row_sum);
+      }
       QueryPanel(d, Ptr(block.v_grad), s, value_dim, keys, !block.first, out);
     }
   }

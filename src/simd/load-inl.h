@@ -39,7 +39,7 @@ struct StoredF16 {
 template <class D, size_t kBytes>
 using IfLaneBytes = std::enable_if_t<sizeof(hn::TFromD<D>) == kBytes, int>;
 
-// Unaligned load of Lanes(d) elements, widened to f32.
+// Unaligned load of Lanes(d) elements as f32.
 template <class D, IfLaneBytes<D, 4> = 0>
 HWY_INLINE hn::Vec<D> LoadWide(D d, StoredF32, const float* p) {
   return hn::LoadU(d, p);
@@ -57,15 +57,24 @@ HWY_INLINE hn::Vec<D> LoadWide(D d, StoredF16, const uint16_t* p) {
   return hn::PromoteTo(
       d, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
 }
-// Widened to f64: only f64 and f32 occur there.
+template <class D, IfLaneBytes<D, 4> = 0>
+HWY_INLINE hn::Vec<D> LoadWide(D d, StoredF64, const double* p) {
+  HWY_ALIGN float narrow[HWY_MAX_BYTES / sizeof(float)];
+  for (size_t i = 0; i < hn::Lanes(d); ++i) {
+    narrow[i] = static_cast<float>(p[i]);
+  }
+  return hn::Load(d, narrow);
+}
+// Widened to f64; 16 bits by way of f32.
 template <class D, IfLaneBytes<D, 8> = 0>
 HWY_INLINE hn::Vec<D> LoadWide(D d, StoredF64, const double* p) {
   return hn::LoadU(d, p);
 }
-template <class D, IfLaneBytes<D, 8> = 0>
-HWY_INLINE hn::Vec<D> LoadWide(D d, StoredF32, const float* p) {
+template <class D, class Stored, IfLaneBytes<D, 8> = 0>
+HWY_INLINE hn::Vec<D> LoadWide(D d, Stored tag,
+                               const typename Stored::Type* p) {
   const hn::Rebind<float, D> d32;
-  return hn::PromoteTo(d, hn::LoadU(d32, p));
+  return hn::PromoteTo(d, LoadWide(d32, tag, p));
 }
 
 // The first `count` < Lanes(d) elements, zeros behind them; reads no byte past
@@ -79,7 +88,16 @@ HWY_INLINE hn::Vec<D> LoadWideTail(D d, Stored tag,
   return LoadWide(d, tag, buffer);
 }
 
-// Calls visit(tag) with the storage tag of a dtype that T can hold.
+// Calls visit(tag) with the storage tag of any float dtype.
+template <class Visitor>
+HWY_INLINE void WithAnyStored(DType dtype, const Visitor& visit) {
+  if (dtype == DType::kBF16) return visit(StoredBF16());
+  if (dtype == DType::kF16) return visit(StoredF16());
+  if (dtype == DType::kF64) return visit(StoredF64());
+  return visit(StoredF32());
+}
+
+// The same for the dtypes of tensors that are computed in T.
 template <typename T, class Visitor>
 HWY_INLINE void WithStored(DType dtype, const Visitor& visit) {
   if constexpr (sizeof(T) == 8) {

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -69,6 +70,7 @@ HWY_NOINLINE void RegisterBlock(
     D d, const Product<typename Op::Element, typename Op::Sum>& product) {
   using V = hn::Vec<D>;
   using Element = typename Op::Element;
+  using Sum = typename Op::Sum;
   const size_t lanes = hn::Lanes(d);
   // Sizeless vector types cannot stand in arrays, hence 24 names. Those that
   // a smaller block does not use cost nothing.
@@ -78,6 +80,16 @@ HWY_NOINLINE void RegisterBlock(
   V c30 = c00, c31 = c00, c32 = c00, c33 = c00;
   V c40 = c00, c41 = c00, c42 = c00, c43 = c00;
   V c50 = c00, c51 = c00, c52 = c00, c53 = c00;
+
+  // The sums that C holds come from L2 at best: asked for now, they are there
+  // when the loop ends.
+  Sum* HWY_RESTRICT c = product.c;
+  const size_t c_row = product.c_row;
+  for (size_t i = 0; i < kRows; ++i) {
+    for (size_t j = 0; j < kVectors; ++j) {
+      hwy::Prefetch(c + i * c_row + j * lanes);
+    }
+  }
 
   const size_t a_row = kUnitStep ? product.a_row : 1;
   const size_t a_step = kUnitStep ? 1 : product.a_step;
@@ -111,20 +123,24 @@ HWY_NOINLINE void RegisterBlock(
     }
   }
 
-#define FA2_STORE(i, j)                                                        \
-  if constexpr (kRows > i && kVectors > j) {                                   \
-    auto* HWY_RESTRICT c = product.c + i * product.c_row + j * lanes;          \
-    hn::Store(product.add ? hn::Add(hn::Load(d, c), c##i##j) : c##i##j, d, c); \
+#define FA2_ADD(i, j)                                                   \
+  if constexpr (kRows > i && kVectors > j) {                            \
+    c##i##j = hn::Add(hn::Load(d, c + i * c_row + j * lanes), c##i##j); \
   }
-#define FA2_STORE_ROW(i) \
-  FA2_STORE(i, 0) FA2_STORE(i, 1) FA2_STORE(i, 2) FA2_STORE(i, 3)
-  FA2_STORE_ROW(0)
-  FA2_STORE_ROW(1)
-  FA2_STORE_ROW(2)
-  FA2_STORE_ROW(3)
-  FA2_STORE_ROW(4)
-  FA2_STORE_ROW(5)
-#undef FA2_STORE_ROW
+#define FA2_STORE(i, j)                               \
+  if constexpr (kRows > i && kVectors > j) {          \
+    hn::Store(c##i##j, d, c + i * c_row + j * lanes); \
+  }
+#define FA2_EACH(f)                                                           \
+  f(0, 0) f(0, 1) f(0, 2) f(0, 3) f(1, 0) f(1, 1) f(1, 2) f(1, 3) f(2, 0)     \
+      f(2, 1) f(2, 2) f(2, 3) f(3, 0) f(3, 1) f(3, 2) f(3, 3) f(4, 0) f(4, 1) \
+          f(4, 2) f(4, 3) f(5, 0) f(5, 1) f(5, 2) f(5, 3)
+  if (product.add) {
+    FA2_EACH(FA2_ADD)
+  }
+  FA2_EACH(FA2_STORE)
+#undef FA2_EACH
+#undef FA2_ADD
 #undef FA2_STORE
 }
 

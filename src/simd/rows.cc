@@ -85,7 +85,7 @@ struct RowFunctions {
   static void Store(const void* rows, int64_t row_stride, int64_t count,
                     int64_t depth, double factor, const void* row_factor,
                     bool add, const MutableRows& out) {
-    WithStored<T>(out.dtype, [&](auto tag) {
+    WithAnyStored(out.dtype, [&](auto tag) {
       StoreAs(tag, static_cast<const T*>(rows), row_stride, count, depth,
               factor, static_cast<const T*>(row_factor), add, out);
     });

@@ -32,7 +32,9 @@ struct PassArea {
 // The part of ScoreOptions that a panel needs, with its pointers resolved.
 template <typename T>
 struct PanelOptions {
-  T scale, softcap, inverse_softcap, alibi_slope;
+  // scale + scale_low is the scale to twice T's precision: rounded to f32 it
+  // would cost scores of 1e3 their fifth digit.
+  T scale, scale_low, softcap, inverse_softcap, alibi_slope;
   const T* query_position;
   const T* visible_begin;
   const T* visible_end;
@@ -41,6 +43,7 @@ struct PanelOptions {
 
   PanelOptions(const ScoreOptions& options, const PassArea& area)
       : scale(static_cast<T>(options.scale)),
+        scale_low(static_cast<T>(options.scale - static_cast<double>(scale))),
         softcap(static_cast<T>(options.softcap)),
         inverse_softcap(options.softcap == 0.0
                             ? T(0)
@@ -70,7 +73,8 @@ HWY_INLINE void GeneralScore(D d, const PanelOptions<hn::TFromD<D>>& options,
                              hn::Vec<D>& score, hn::Vec<D>& softcap_slope,
                              hn::Vec<D>& distance, hn::Mask<D>& visible) {
   using T = hn::TFromD<D>;
-  score = hn::Mul(score, hn::Set(d, options.scale));
+  score = hn::MulAdd(score, hn::Set(d, options.scale),
+                     hn::Mul(score, hn::Set(d, options.scale_low)));
   softcap_slope = hn::Set(d, T(1));
   if (options.softcap != T(0)) {
     const auto t = Tanh(d, hn::Mul(score, hn::Set(d, options.inverse_softcap)));
@@ -80,7 +84,8 @@ HWY_INLINE void GeneralScore(D d, const PanelOptions<hn::TFromD<D>>& options,
   if (options.bias != nullptr) {
     const auto bias = hn::Load(d, options.bias + key * width + col);
     score = hn::Add(score, bias);
-    visible = hn::And(visible, hn::Ne(bias, hn::Neg(hn::Inf(d))));
+    // Not(Eq): Ne is false of NaN on x86, which would mask it.
+    visible = hn::And(visible, hn::Not(hn::Eq(bias, hn::Neg(hn::Inf(d)))));
   }
   distance = hn::Zero(d);
   if (options.query_position != nullptr) {
@@ -122,6 +127,7 @@ void BackwardPass(D d, const PanelOptions<hn::TFromD<D>>& options,
   using V = hn::Vec<D>;
   const size_t lanes = hn::Lanes(d);
   const V scale = hn::Set(d, options.scale);
+  const V scale_low = hn::Set(d, options.scale_low);
   const V log2e = hn::Set(d, kLog2E<T>);
   V alibi_sum = hn::Zero(d);
   for (size_t key = area.key_begin; key < area.key_end; ++key) {
@@ -134,7 +140,8 @@ void BackwardPass(D d, const PanelOptions<hn::TFromD<D>>& options,
       if constexpr (!kGeneral) {
         // (S scale - lse) rounds once before log2(e) magnifies: with lse of
         // 1e4 the other order would cost four digits.
-        V p = Exp2(d, hn::Mul(hn::MulSub(score, scale, row_lse), log2e));
+        const V low = hn::MulSub(score, scale_low, row_lse);
+        V p = Exp2(d, hn::Mul(hn::MulAdd(score, scale, low), log2e));
         V ds = hn::Mul(p, hn::Sub(grad, row_delta));
         if constexpr (kMasked) {
           const auto visible = VisibleLanes(d, options, key, col);
@@ -210,17 +217,19 @@ void ForwardMaxPass(D d, const PanelOptions<hn::TFromD<D>>& options,
 }
 
 // Forward, second part: S becomes P = exp(S - max) (dropout applied); the sums
-// of P without dropout are added to row_sum. `scale` is what S still lacks.
-template <class D>
+// of P without dropout are added to row_sum. With kGeneral the scores are
+// scaled already.
+template <bool kGeneral, bool kMasked, class D>
 void ForwardExpPass(D d, const PanelOptions<hn::TFromD<D>>& options,
-                    hn::TFromD<D> scale_left, const PassArea& area,
-                    hn::TFromD<D>* HWY_RESTRICT s,
+                    const PassArea& area, hn::TFromD<D>* HWY_RESTRICT s,
                     const hn::TFromD<D>* HWY_RESTRICT row_max,
                     hn::TFromD<D>* HWY_RESTRICT row_sum) {
   using T = hn::TFromD<D>;
   using V = hn::Vec<D>;
   const size_t lanes = hn::Lanes(d);
-  const V scale = hn::Set(d, scale_left);
+  const V scale = hn::Set(d, options.scale);
+  const V scale_low = hn::Set(d, options.scale_low);
+  const V lowest = hn::Set(d, hwy::LowestValue<T>());
   const V log2e = hn::Set(d, kLog2E<T>);
   for (size_t col = 0; col < area.width; col += lanes) {
     const V max = hn::Load(d, row_max + col);
@@ -230,7 +239,14 @@ void ForwardExpPass(D d, const PanelOptions<hn::TFromD<D>>& options,
     for (size_t key = area.key_begin; key < area.key_end; ++key) {
       const size_t at = key * area.width + col;
       const V score = hn::Load(d, s + at);
-      V p = Exp2(d, hn::Mul(hn::MulSub(score, scale, shift), log2e));
+      V shifted = hn::Sub(score, shift);
+      if constexpr (!kGeneral) {
+        // -inf times a scale_low of 0 would be NaN.
+        const V finite = kMasked ? hn::Max(score, lowest) : score;
+        shifted =
+            hn::MulAdd(score, scale, hn::MulSub(finite, scale_low, shift));
+      }
+      V p = Exp2(d, hn::Mul(shifted, log2e));
       sum = hn::Add(sum, p);
       if (options.dropout != nullptr) {
         p = hn::Mul(p, hn::Load(d, options.dropout + at));

@@ -1,9 +1,6 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <type_traits>
-
-#include "src/common/half.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/simd/staging.cc"
@@ -98,7 +95,7 @@ struct StagingFunctions {
       }
       return;
     }
-    WithBias(bias.dtype, [&](auto tag) {
+    WithAnyStored(bias.dtype, [&](auto tag) {
       using Stored = decltype(tag);
       using S = typename Stored::Type;
       const D d;
@@ -111,18 +108,18 @@ struct StagingFunctions {
           for (int64_t i = 0; i < some; ++i) {
             gathered[i] = p[(k + i) * bias.key_stride];
           }
-          StorePart(d, LoadBias(d, tag, gathered), out + k, some);
+          StorePart(d, LoadWide(d, tag, gathered), out + k, some);
         }
         return;
       }
       int64_t k = 0;
       for (; k + lanes <= count; k += lanes) {
-        hn::StoreU(LoadBias(d, tag, p + k), d, out + k);
+        hn::StoreU(LoadWide(d, tag, p + k), d, out + k);
       }
       if (k < count) {
         HWY_ALIGN S tail[HWY_MAX_BYTES / 2] = {};
         memcpy(tail, p + k, static_cast<size_t>(count - k) * sizeof(S));
-        StorePart(d, LoadBias(d, tag, tail), out + k, count - k);
+        StorePart(d, LoadWide(d, tag, tail), out + k, count - k);
       }
     });
   }
@@ -133,42 +130,10 @@ struct StagingFunctions {
     memcpy(out, part, static_cast<size_t>(count) * sizeof(T));
   }
 
-  // Bias may have any float dtype whatever T is.
-  template <class Visitor>
-  static HWY_INLINE void WithBias(DType dtype, const Visitor& visit) {
-    if (dtype == DType::kF64) return visit(StoredF64());
-    if (dtype == DType::kBF16) return visit(StoredBF16());
-    if (dtype == DType::kF16) return visit(StoredF16());
-    return visit(StoredF32());
-  }
-  template <class Stored>
-  static HWY_INLINE V LoadBias(D d, Stored tag,
-                               const typename Stored::Type* p) {
-    constexpr bool kNative = sizeof(T) == 4
-                                 ? sizeof(typename Stored::Type) <= 4
-                                 : sizeof(typename Stored::Type) >= 4;
-    if constexpr (kNative) {
-      return LoadWide(d, tag, p);
-    } else {
-      // f64 into f32, or 16 bits into f64: rare enough to go by way of memory.
-      HWY_ALIGN T wide[HWY_MAX_BYTES / sizeof(T)];
-      for (size_t i = 0; i < hn::Lanes(d); ++i) {
-        if constexpr (sizeof(T) == 4) {
-          wide[i] = static_cast<T>(p[i]);
-        } else {
-          wide[i] = static_cast<T>(std::is_same_v<Stored, StoredBF16>
-                                       ? Bf16ToF32(p[i])
-                                       : F16ToF32(p[i]));
-        }
-      }
-      return hn::Load(d, wide);
-    }
-  }
-
-  // Fills the staged block with read(query, first key, count, out), zeros in
-  // its padding.
+  // Fills the staged block with read(query, first key, count, out), and its
+  // padding with `padding`.
   template <class Read>
-  static HWY_INLINE void Stage(const StagedShape& shape, T* staged,
+  static HWY_INLINE void Stage(const StagedShape& shape, T padding, T* staged,
                                const Read& read) {
     HWY_ALIGN T rows[kStageQueries * kStageKeys];
     for (int64_t q0 = 0; q0 < shape.padded_queries; q0 += shape.panel) {
@@ -183,7 +148,7 @@ struct StagingFunctions {
             const int64_t query = q0 + s0 + q;
             const int64_t count = query < shape.queries ? real : 0;
             if (count > 0) read(query, k0, count, row);
-            std::fill_n(row + count, keys - count, T(0));
+            std::fill_n(row + count, keys - count, padding);
           }
           TransposeIn(rows, queries, keys, shape.panel,
                       panel + k0 * shape.panel + s0);
@@ -196,7 +161,7 @@ struct StagingFunctions {
                         void* staged) {
     constexpr T kMasked = -std::numeric_limits<T>::infinity();
     bool any = false;
-    Stage(shape, static_cast<T*>(staged),
+    Stage(shape, kMasked, static_cast<T*>(staged),
           [&](int64_t query, int64_t key, int64_t count, T* row) HWY_ATTR {
             ReadRow(bias, query, key, count, row);
             for (int64_t k = 0; !any && k < count; ++k) any = row[k] != kMasked;
@@ -207,7 +172,7 @@ struct StagingFunctions {
   static void StageDropout(const DropoutBlock& dropout,
                            const StagedShape& shape, void* staged) {
     DropoutRow<T> source(dropout);
-    Stage(shape, static_cast<T*>(staged),
+    Stage(shape, T(0), static_cast<T*>(staged),
           [&](int64_t query, int64_t key, int64_t count, T* row) HWY_ATTR {
             source.Get(dropout.first +
                            static_cast<uint64_t>(query) * dropout.query_stride +
@@ -259,7 +224,7 @@ struct StagingFunctions {
 
   static void Unstage(const void* staged, const StagedShape& shape, bool add,
                       const ScoreMatrix& out) {
-    WithStored<T>(out.dtype, [&](auto tag) {
+    WithAnyStored(out.dtype, [&](auto tag) {
       UnstageAs(tag, static_cast<const T*>(staged), shape, add, out);
     });
   }

@@ -41,8 +41,9 @@ struct DropoutBlock {
 };
 
 struct StagingKernels {
-  // Padding becomes 0. A boolean mask becomes 0 and -inf. Returns whether any
-  // element of the block is not -inf.
+  // A boolean mask becomes 0 and -inf; padding becomes -inf, so that what a key
+  // holds which no query sees does not meet the zeros of padded queries.
+  // Returns whether any element of the block is not -inf.
   bool (*stage_bias)(const ScoreMatrix& bias, const StagedShape& shape,
                      void* staged);
   void (*stage_dropout)(const DropoutBlock& dropout, const StagedShape& shape,

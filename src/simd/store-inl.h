@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "hwy/highway.h"
+#include "src/common/half.h"
 #include "src/simd/load-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -33,23 +34,38 @@ HWY_INLINE void StoreNarrow(D /*d*/, StoredBF16, hn::Vec<D> v, uint16_t* p) {
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
   const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFFu)));
   const auto quiet = hn::Or(bits, hn::Set(du, 0x00400000u));
-  const auto nan = hn::RebindMask(du, hn::Ne(v, v));
+  const auto nan = hn::RebindMask(du, hn::Not(hn::Eq(v, v)));
   const auto result = hn::IfThenElse(nan, quiet, rounded);
   hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(result)), d16, p);
 }
 template <class D, IfLaneBytes<D, 4> = 0>
-HWY_INLINE void StoreNarrow(D /*d*/, StoredF16, hn::Vec<D> v, uint16_t* p) {
+HWY_INLINE void StoreNarrow(D d, StoredF16, hn::Vec<D> v, uint16_t* p) {
+#if (HWY_ARCH_X86 && HWY_TARGET > HWY_AVX2) || HWY_TARGET == HWY_SCALAR
+  // Without F16C, Highway 1.0.3 truncates.
+  HWY_ALIGN float wide[HWY_MAX_BYTES / sizeof(float)];
+  hn::Store(v, d, wide);
+  for (size_t i = 0; i < hn::Lanes(d); ++i) p[i] = F32ToF16(wide[i]);
+#else
   const hn::Rebind<hwy::float16_t, D> d16;
   hn::StoreU(hn::DemoteTo(d16, v), d16, reinterpret_cast<hwy::float16_t*>(p));
+#endif
+}
+template <class D, IfLaneBytes<D, 4> = 0>
+HWY_INLINE void StoreNarrow(D d, StoredF64, hn::Vec<D> v, double* p) {
+  HWY_ALIGN float narrow[HWY_MAX_BYTES / sizeof(float)];
+  hn::Store(v, d, narrow);
+  for (size_t i = 0; i < hn::Lanes(d); ++i) p[i] = narrow[i];
 }
 template <class D, IfLaneBytes<D, 8> = 0>
 HWY_INLINE void StoreNarrow(D d, StoredF64, hn::Vec<D> v, double* p) {
   hn::StoreU(v, d, p);
 }
-template <class D, IfLaneBytes<D, 8> = 0>
-HWY_INLINE void StoreNarrow(D /*d*/, StoredF32, hn::Vec<D> v, float* p) {
+// By way of f32.
+template <class D, class Stored, IfLaneBytes<D, 8> = 0>
+HWY_INLINE void StoreNarrow(D /*d*/, Stored tag, hn::Vec<D> v,
+                            typename Stored::Type* p) {
   const hn::Rebind<float, D> d32;
-  hn::StoreU(hn::DemoteTo(d32, v), d32, p);
+  StoreNarrow(d32, tag, hn::DemoteTo(d32, v), p);
 }
 
 // The first `count` < Lanes(d) elements; writes no byte past them.

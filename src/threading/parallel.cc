@@ -1,6 +1,7 @@
 #include "src/threading/parallel.h"
 
 #include <pthread.h>
+#include <tbb/global_control.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
@@ -33,11 +34,21 @@ int Forks() {
   return g_forks.load();
 }
 
+// Without this TBB has as many workers as cores, and says so on stderr when an
+// arena asks for more.
+void AllowManyWorkers() {
+  constexpr size_t kWorkers = 1024;
+  static const tbb::global_control control(
+      tbb::global_control::max_allowed_parallelism, kWorkers);
+  (void)control;
+}
+
 }  // namespace
 
 class Pool::Arena {
  public:
-  explicit Arena(int num_threads) : forks(Forks()), arena(num_threads) {}
+  explicit Arena(int num_threads)
+      : forks((AllowManyWorkers(), Forks())), arena(num_threads) {}
   int forks;
   tbb::task_arena arena;
 };
