@@ -15,6 +15,7 @@
 
 #include "fa2/types.h"
 #include "hwy/highway.h"
+#include "src/simd/f16-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd {
@@ -53,9 +54,7 @@ HWY_INLINE hn::Vec<D> LoadWide(D d, StoredBF16, const uint16_t* p) {
 }
 template <class D, IfLaneBytes<D, 4> = 0>
 HWY_INLINE hn::Vec<D> LoadWide(D d, StoredF16, const uint16_t* p) {
-  const hn::Rebind<hwy::float16_t, D> d16;
-  return hn::PromoteTo(
-      d, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
+  return LoadF16(d, p);
 }
 template <class D, IfLaneBytes<D, 4> = 0>
 HWY_INLINE hn::Vec<D> LoadWide(D d, StoredF64, const double* p) {

@@ -13,7 +13,7 @@
 #include <cstring>
 
 #include "hwy/highway.h"
-#include "src/common/half.h"
+#include "src/simd/f16-inl.h"
 #include "src/simd/load-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -40,15 +40,7 @@ HWY_INLINE void StoreNarrow(D /*d*/, StoredBF16, hn::Vec<D> v, uint16_t* p) {
 }
 template <class D, IfLaneBytes<D, 4> = 0>
 HWY_INLINE void StoreNarrow(D d, StoredF16, hn::Vec<D> v, uint16_t* p) {
-#if (HWY_ARCH_X86 && HWY_TARGET > HWY_AVX2) || HWY_TARGET == HWY_SCALAR
-  // Without F16C, Highway 1.0.3 truncates.
-  HWY_ALIGN float wide[HWY_MAX_BYTES / sizeof(float)];
-  hn::Store(v, d, wide);
-  for (size_t i = 0; i < hn::Lanes(d); ++i) p[i] = F32ToF16(wide[i]);
-#else
-  const hn::Rebind<hwy::float16_t, D> d16;
-  hn::StoreU(hn::DemoteTo(d16, v), d16, reinterpret_cast<hwy::float16_t*>(p));
-#endif
+  StoreF16(d, v, p);
 }
 template <class D, IfLaneBytes<D, 4> = 0>
 HWY_INLINE void StoreNarrow(D d, StoredF64, hn::Vec<D> v, double* p) {
