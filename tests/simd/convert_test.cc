@@ -1,4 +1,4 @@
-// Loads and stores of f16 on every target, bit for bit against the
+// Loads and stores of 16-bit floats on every target, bit for bit against the
 // scalar conversions.
 #include <gtest/gtest.h>
 
@@ -13,7 +13,8 @@
 #include "hwy/foreach_target.h"
 // After foreach_target.h, which sets the target.
 #include "hwy/highway.h"
-#include "src/simd/f16-inl.h"
+#include "src/simd/load-inl.h"
+#include "src/simd/store-inl.h"
 #include "src/simd/target.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -21,15 +22,30 @@ namespace fa2::simd {
 namespace HWY_NAMESPACE {
 
 // The arrays have room for a whole vector past `count`.
-void WidenF16(const uint16_t* from, size_t count, float* to) {
+template <class Stored>
+void WidenAll(Stored tag, const uint16_t* from, size_t count, float* to) {
   const hn::ScalableTag<float> d;
   for (size_t i = 0; i < count; i += hn::Lanes(d))
-    hn::StoreU(LoadF16(d, from + i), d, to + i);
+    hn::StoreU(LoadWide(d, tag, from + i), d, to + i);
+}
+template <class Stored>
+void NarrowAll(Stored tag, const float* from, size_t count, uint16_t* to) {
+  const hn::ScalableTag<float> d;
+  for (size_t i = 0; i < count; i += hn::Lanes(d))
+    StoreNarrow(d, tag, hn::LoadU(d, from + i), to + i);
+}
+
+void WidenF16(const uint16_t* from, size_t count, float* to) {
+  WidenAll(StoredF16(), from, count, to);
+}
+void WidenBf16(const uint16_t* from, size_t count, float* to) {
+  WidenAll(StoredBF16(), from, count, to);
 }
 void NarrowF16(const float* from, size_t count, uint16_t* to) {
-  const hn::ScalableTag<float> d;
-  for (size_t i = 0; i < count; i += hn::Lanes(d))
-    StoreF16(d, hn::LoadU(d, from + i), to + i);
+  NarrowAll(StoredF16(), from, count, to);
+}
+void NarrowBf16(const float* from, size_t count, uint16_t* to) {
+  NarrowAll(StoredBF16(), from, count, to);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -40,7 +56,9 @@ HWY_AFTER_NAMESPACE();
 namespace fa2::simd {
 
 HWY_EXPORT(WidenF16);
+HWY_EXPORT(WidenBf16);
 HWY_EXPORT(NarrowF16);
+HWY_EXPORT(NarrowBf16);
 
 namespace {
 
@@ -78,7 +96,7 @@ void ExpectNarrow(const std::vector<float>& from,
   }
 }
 
-// Every upper half with lower halves at and around the ties.
+// Every upper half with lower halves at and around the ties of both types.
 std::vector<float> Floats() {
   std::vector<float> floats;
   for (uint32_t upper = 0; upper < 0x10000; ++upper) {
@@ -91,7 +109,7 @@ std::vector<float> Floats() {
   return floats;
 }
 
-TEST(Convert, F16OnEveryTarget) {
+TEST(Convert, SixteenBitFloatsOnEveryTarget) {
   std::vector<uint16_t> halves(0x10000 + kPadding);
   for (uint32_t i = 0; i < 0x10000; ++i) halves[i] = static_cast<uint16_t>(i);
   std::vector<float> floats = Floats();
@@ -105,9 +123,15 @@ TEST(Convert, F16OnEveryTarget) {
     FA2_TARGET_FUNCTION(WidenF16, target)
     (halves.data(), 0x10000, wide.data());
     ExpectWide(wide, F16ToF32);
+    FA2_TARGET_FUNCTION(WidenBf16, target)
+    (halves.data(), 0x10000, wide.data());
+    ExpectWide(wide, Bf16ToF32);
     FA2_TARGET_FUNCTION(NarrowF16, target)
     (floats.data(), count, narrow.data());
     ExpectNarrow(floats, narrow, count, 0x7C00, F32ToF16);
+    FA2_TARGET_FUNCTION(NarrowBf16, target)
+    (floats.data(), count, narrow.data());
+    ExpectNarrow(floats, narrow, count, 0x7F80, F32ToBf16);
   }
 }
 
