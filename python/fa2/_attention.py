@@ -140,7 +140,9 @@ def backward(
         bias_dtype, bias_shape = describe("bias", keywords["bias"])
         if bias_dtype not in _FLOATS:
             raise TypeError(f"bias is {bias_dtype} and has no gradient; want_dbias must be False")
-        dbias = results.empty(bias_shape, "float64" if double else bias_dtype if grad_dtype is None else dtype)
+        # In f64 unless the inputs are narrower, then in the bias's dtype, or f32 where that is wider.
+        narrow = "float32" if grad_dtype is not None or bias_dtype == "float64" else bias_dtype
+        dbias = results.empty(bias_shape, "float64" if double else narrow)
     vector_dtype = "float64" if reference else "float32"
     if keywords["alibi_slopes"] is not None:
         dalibi_slopes = results.empty(describe("alibi_slopes", keywords["alibi_slopes"])[1], vector_dtype)
@@ -253,8 +255,8 @@ def attention_backward(
       q, k, v: the inputs of attention_forward.
       out, lse: its results.
       dlse: gradient of lse, shape of lse; None is 0.
-      grad_dtype: dtype of dq, dk, dv and dbias: that of the inputs (None), or f32, which skips the
-        last rounding.
+      grad_dtype: dtype of dq, dk and dv: that of the inputs (None), or f32, which skips the last
+        rounding, also that of dbias. f64 inputs always have an f64 dbias.
       want_dbias: also the gradient of bias, summed over the dimensions that bias broadcasts.
       The rest: as for attention_forward.
 

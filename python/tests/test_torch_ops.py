@@ -81,6 +81,19 @@ def test_gradient_of_slopes_and_sinks():
         assert relative_l2(grad, right) <= 3e-6
 
 
+@pytest.mark.parametrize("bias_dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_bias_of_another_dtype(dtype, bias_dtype):
+    q, k, v = _tensors(dtype)
+    bias = torch.randn(1, 4, 19, 23).to(bias_dtype).requires_grad_()
+    out, lse = fa2.torch.attention(q, k, v, bias=bias)
+    dout = torch.randn_like(out)
+    (grad,) = torch.autograd.grad(out, bias, dout)
+    expected = fa2.reference.attention_backward(dout, q, k, v, out, lse, bias=bias, want_dbias=True).dbias
+    bound = max(BOUNDS[str(kind).removeprefix("torch.")] for kind in (dtype, bias_dtype))
+    assert grad.dtype == bias_dtype and relative_l2(grad.double(), expected) <= bound
+
+
 def test_double_backward_is_refused():
     q, k, v = _tensors()
     (gradient,) = torch.autograd.grad(scaled_dot_product_attention(q, k, v).sum(), q, create_graph=True)

@@ -103,6 +103,13 @@ def _allocate_backward(q, k, v, bias, alibi_slopes, sinks, layout, wanted) -> li
     return grads
 
 
+def _bias_gradient_buffer(dbias: Tensor, q: Tensor) -> Tensor:
+    """Where the core writes dbias: f64 sums are stored as f64 or f32, others as f32, bf16 or f16."""
+    if q.dtype == torch.float64:
+        return dbias if dbias.dtype in (torch.float64, torch.float32) else dbias.new_empty(dbias.shape, dtype=q.dtype)
+    return dbias if dbias.dtype != torch.float64 else dbias.new_empty(dbias.shape, dtype=torch.float32)
+
+
 @torch.library.custom_op("fa2::attention", mutates_args=(), device_types="cpu")
 def attention_op(
     q: Tensor,
@@ -174,6 +181,8 @@ def attention_backward_op(
     grads = _allocate_backward(q, k, v, bias, alibi_slopes, sinks, layout, wanted)
     given = (q, k, v, bias, alibi_slopes, sinks)
     outputs = [g if want and x is not None else None for g, want, x in zip(grads, wanted, given)]
+    if outputs[3] is not None:
+        outputs[3] = _bias_gradient_buffer(outputs[3], q)
     options = _options(
         q, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, layout, scale, causal,
         window_left, window_right, softcap, dropout_p, max_seqlen_q, max_seqlen_k, precision,
@@ -182,6 +191,8 @@ def attention_backward_op(
         _plain(dout), _plain(q), _plain(k), _plain(v), _plain(out), _plain(lse), _plain(dlse), None,
         *outputs, **options,
     )  # fmt: skip
+    if outputs[3] is not None and outputs[3] is not grads[3]:
+        grads[3].copy_(outputs[3])
     return tuple(grads)
 
 
