@@ -38,8 +38,9 @@ class Contexts {
   std::vector<Context*> list_;
 };
 
-// How many cases out of 16 a suite runs: all on the best target, fewer on
-// others, where only the kernels differ, and fewest on those without vectors.
+// How many cases out of 16 a suite runs: all of them, fewer where the
+// environment caps the target, since only the kernels differ then, and fewest
+// without vectors.
 int CasesOfSixteen();
 
 }  // namespace fa2::test
