@@ -75,6 +75,9 @@ for _ in range(3):
     model(x[2 * rank : 2 * rank + 2]).square().mul(x[2 * rank : 2 * rank + 2]).mean().backward()
     optimizer.step()
 torch.save([p.detach() for p in model.parameters()], f"{sys.argv[2]}.{rank}")
+# gloo aborts a process whose peer leaves while its own threads still run.
+del optimizer, model
+dist.barrier()
 dist.destroy_process_group()
 """
     store = str(tmp_path / "store")
