@@ -56,8 +56,8 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
   const size_t statistics = static_cast<size_t>(q_rows) * element();
   lse_ = carver->Take(statistics);
   delta_ = carver->Take(statistics);
-  bias_row_sums_ =
-      carver->Take(SharesKeys(args.dbias, problem) ? statistics : 0);
+  bias_row_sums_ = carver->Take(
+      SharesKeys(args.dbias, problem) ? kMaxSplits * statistics : 0);
   dq_ = carver->Take(want_dq() ? engine.query_accumulator_bytes(
                                      plan.dq_rows * problem.q_heads, d)
                                : 0);
@@ -107,6 +107,10 @@ BackwardRun::Worker::Worker(const BackwardRun& run, Carver* carver)
       carver->Take(engine.scratch_bytes(run.plan_.blocks, d, value_dim));
   dk = carver->Take(own ? engine.key_accumulator_bytes(keys, d) : 0);
   dv = carver->Take(own ? engine.key_accumulator_bytes(keys, value_dim) : 0);
+  key_sums_ds = carver->Take(
+      SharesKeys(run.args_.dbias, run.problem_)
+          ? static_cast<size_t>(keys * run.plan_.blocks.queries) * run.element()
+          : 0);
   k_finite =
       carver->Take(run.want_dq() && engine.grad_left_is_score_left
                        ? engine.packed_bytes(simd::Role::kGradLeft, keys, d)
@@ -183,6 +187,11 @@ void BackwardRun::Execute(const threading::Pool& pool) {
     memset(
         dalibi_terms_, 0,
         static_cast<size_t>(plan_.parts * problem_.q_heads) * sizeof(double));
+  }
+  if (SharesKeys(args_.dbias, problem_)) {
+    memset(bias_row_sums_, 0,
+           static_cast<size_t>(kMaxSplits * plan_.q_rows * problem_.q_heads) *
+               element());
   }
   if (bias_rows_.bytes != 0) memset(bias_rows_.data, 0, bias_rows_.bytes);
 
@@ -330,12 +339,20 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardItem& item,
     }
     block.add_to_dk = block.add_to_dv = *key_touched != 0;
     *key_touched = 1;
+    const bool sum_keys = SharesKeys(args_.dbias, problem_);
     if (worker->bias.wanted()) block.ds = worker->bias.Target();
+    if (sum_keys) block.ds = worker->key_sums_ds;
     if (args_.dalibi_slopes.given()) {
       block.alibi_gradient = dalibi_terms_ + head * plan_.parts + s.part +
                              item.split * s.phases + item.range;
     }
     engine_.backward(block);
+    if (sum_keys) {
+      const int64_t row =
+          BiasRow(item.split, head, sequence) + query_block * s.queries.size;
+      staging_.sum_keys(block.ds, worker->scores.Shape(place),
+                        bias_row_sums_ + static_cast<size_t>(row) * element());
+    }
   }
   if (worker->bias.wanted()) {
     const simd::StagedShape shape = worker->scores.Shape(place);

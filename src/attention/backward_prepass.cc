@@ -94,23 +94,6 @@ void BackwardRun::FindStatisticsAs(Worker* worker, int64_t sequence,
     lse[i] = std::numeric_limits<T>::infinity();
     delta[i] = T(0);
   }
-  if (SharesKeys(args_.dbias, problem_)) {
-    const int64_t row = head * plan_.q_rows + s.q_row + block * s.queries.size;
-    T* sums = reinterpret_cast<T*>(bias_row_sums_) + row;
-    float sink = -std::numeric_limits<float>::infinity();
-    if (problem_.options.sinks.given()) {
-      memcpy(&sink, At(problem_.options.sinks, 0, head, 0), sizeof(sink));
-    }
-    for (int64_t i = 0; i < count; ++i) {
-      const bool sees_none =
-          rows.mask.Keys(queries.begin + i).empty() || std::isinf(lse[i]);
-      const T dlse = args_.dlse.given() ? statistic(args_.dlse, i) : T(0);
-      const T p = std::exp(static_cast<T>(sink) - lse[i]);
-      // The product with 0 hands a NaN on.
-      sums[i] =
-          sees_none ? T(0) : dlse + p * delta[i] + T(0) * (lse[i] + delta[i]);
-    }
-  }
   if (args_.dsinks.given()) {
     float sink;
     memcpy(&sink, At(problem_.options.sinks, 0, head, 0), sizeof(sink));

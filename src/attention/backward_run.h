@@ -39,7 +39,8 @@ class BackwardRun {
     std::byte* engine_scratch;
     std::byte* dk;  // gradients of one key block, when not shared
     std::byte* dv;
-    std::byte* k_finite;  // K of one key block without NaN and inf
+    std::byte* key_sums_ds;  // dS of a block, for sums over its keys
+    std::byte* k_finite;     // K of one key block without NaN and inf
   };
 
   // Packed operands and statistics of one block.
@@ -91,6 +92,12 @@ class BackwardRun {
   void StoreBiasRowSums() const;
   void SpreadNonFinite(const threading::Pool& pool) const;
 
+  // First row of a sequence among the sums of a split, when dbias broadcasts
+  // its keys.
+  int64_t BiasRow(int64_t split, int64_t head, int64_t sequence) const {
+    return (split * problem_.q_heads + head) * plan_.q_rows +
+           plan_.sequences[sequence].q_row;
+  }
   TensorView block_dbias() const {
     return BlockBiasGradient(args_.dbias, problem_);
   }
@@ -118,7 +125,7 @@ class BackwardRun {
   uint8_t *q_non_finite_, *dout_non_finite_, *k_non_finite_;
   double* dsink_terms_;       // [query head][query block]
   double* dalibi_terms_;      // [query head][part of a sequence]
-  std::byte* bias_row_sums_;  // sums of dS over keys [query head][row]
+  std::byte* bias_row_sums_;  // sums of dS over keys [split][head][row]
   BiasGradientRows bias_rows_;
   Worker* workers_;
 };

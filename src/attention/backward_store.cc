@@ -66,9 +66,12 @@ void BackwardRun::StoreBiasRowSums() const {
     shared[i] = dbias.sizes[i] == 1 ? sizes[i] : 1;
   }
   const auto term = [&](int64_t b, int64_t h, int64_t i) {
-    const BackwardSequence& s = plan_.sequences[b];
     const T* sums = reinterpret_cast<const T*>(bias_row_sums_);
-    return sums[h * plan_.q_rows + s.q_row + i];
+    double sum = 0.0;
+    for (int64_t split = 0; split < plan_.sequences[b].splits; ++split) {
+      sum += static_cast<double>(sums[BiasRow(split, h, b) + i]);
+    }
+    return sum;
   };
   for (int64_t b = 0; b < dbias.sizes[0]; ++b) {
     for (int64_t h = 0; h < dbias.sizes[1]; ++h) {
@@ -77,7 +80,7 @@ void BackwardRun::StoreBiasRowSums() const {
         for (int64_t sb = 0; sb < shared[0]; ++sb) {
           for (int64_t sh = 0; sh < shared[1]; ++sh) {
             for (int64_t si = 0; si < shared[2]; ++si) {
-              sum += static_cast<double>(term(b + sb, h + sh, i + si));
+              sum += term(b + sb, h + sh, i + si);
             }
           }
         }

@@ -5,10 +5,9 @@
 // element has one writer. dS of a block is collected in a staged f32 block and
 // stored once the last head or batch that shares the plane has added to it. A
 // bias that broadcasts its queries collects sums over queries in rows of the
-// workspace, stored at the end. A bias that broadcasts its keys needs no dS:
-// with delta = rowsum(O dO) - dlse, the sum of P (dP - delta) over a row is
-// dlse + delta * p, where p is the probability that the sink takes (0 without
-// one); the pre-pass knows all of these.
+// workspace, stored at the end. A bias that broadcasts its keys
+// collects sums over keys, one array a split since the items of a split share
+// no query rows in a phase, added in order at the end.
 #ifndef FA2_SRC_ATTENTION_BIAS_GRADIENT_H_
 #define FA2_SRC_ATTENTION_BIAS_GRADIENT_H_
 
@@ -34,8 +33,8 @@ inline bool SharesKeys(const TensorView& dbias, const Problem& problem) {
   return dbias.given() && dbias.sizes[3] == 1 && problem.k.sizes[2] != 1;
 }
 
-// The part of dbias that blocks of dS make: all of it or, with shared keys,
-// none.
+// The part of dbias that is collected block by block: all of it or, with
+// shared keys, none.
 inline TensorView BlockBiasGradient(const TensorView& dbias,
                                     const Problem& problem) {
   return SharesKeys(dbias, problem) ? TensorView() : dbias;

@@ -9,9 +9,6 @@ namespace {
 // Items of one phase that the plan aims at: two for each of 64 cores, so that
 // the last ones to finish leave little idle time.
 constexpr int64_t kWantedItems = 128;
-// dQ partials of a head: each is Nq x D in f32, and four keep the workspace
-// within six times the size of Q, K, V and dO in bf16.
-constexpr int64_t kMaxSplits = 4;
 // Phases end with all workers waiting for the last one (some 10 us).
 constexpr int64_t kMaxPhases = 16;
 // A block smaller than this does not amortise the calls around it.

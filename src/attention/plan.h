@@ -11,6 +11,10 @@
 
 namespace fa2::attention {
 
+// dQ partials of a head: each is Nq x D in f32, and four keep the workspace
+// within six times the size of Q, K, V and dO in bf16.
+inline constexpr int64_t kMaxSplits = 4;
+
 // Blocks of one sequence, all `size` rows long but the last.
 struct Blocks {
   int64_t rows = 0;

@@ -244,9 +244,24 @@ struct StagingFunctions {
     }
   }
 
+  static void SumKeys(const void* staged, const StagedShape& shape,
+                      void* sums) {
+    const T* in = static_cast<const T*>(staged);
+    T* out = static_cast<T*>(sums);
+    for (int64_t q0 = 0; q0 < shape.queries; q0 += shape.panel) {
+      const int64_t queries = std::min(shape.panel, shape.queries - q0);
+      const T* panel = in + q0 * shape.padded_keys;
+      for (int64_t k = 0; k < shape.keys; ++k) {
+        for (int64_t q = 0; q < queries; ++q) {
+          out[q0 + q] += panel[k * shape.panel + q];
+        }
+      }
+    }
+  }
+
   static const StagingKernels* Get() {
-    static const StagingKernels kernels = {StageBias, StageDropout, Unstage,
-                                           SumQueries, KeepMask};
+    static const StagingKernels kernels = {StageBias,  StageDropout, Unstage,
+                                           SumQueries, SumKeys,      KeepMask};
     return &kernels;
   }
 };

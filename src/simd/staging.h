@@ -53,6 +53,8 @@ struct StagingKernels {
                   const ScoreMatrix& out);
   // sums[j] += sum over i of staged(i, j).
   void (*sum_queries)(const void* staged, const StagedShape& shape, void* sums);
+  // sums[i] += sum over j of staged(i, j).
+  void (*sum_keys)(const void* staged, const StagedShape& shape, void* sums);
   // keep[n] = whether element `first + n` of the stream is kept, n < count.
   void (*keep_mask)(double p, uint64_t seed, uint64_t first, int64_t count,
                     uint8_t* keep);

@@ -11,8 +11,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "hwy/highway.h"
+#include "src/common/half.h"
 #include "src/simd/f16-inl.h"
 #include "src/simd/load-inl.h"
 
@@ -52,12 +54,21 @@ template <class D, IfLaneBytes<D, 8> = 0>
 HWY_INLINE void StoreNarrow(D d, StoredF64, hn::Vec<D> v, double* p) {
   hn::StoreU(v, d, p);
 }
-// By way of f32.
-template <class D, class Stored, IfLaneBytes<D, 8> = 0>
-HWY_INLINE void StoreNarrow(D /*d*/, Stored tag, hn::Vec<D> v,
-                            typename Stored::Type* p) {
+template <class D, IfLaneBytes<D, 8> = 0>
+HWY_INLINE void StoreNarrow(D /*d*/, StoredF32, hn::Vec<D> v, float* p) {
   const hn::Rebind<float, D> d32;
-  StoreNarrow(d32, tag, hn::DemoteTo(d32, v), p);
+  hn::StoreU(hn::DemoteTo(d32, v), d32, p);
+}
+// One by one: by way of f32 a value near the middle between two neighbours
+// would be rounded twice.
+template <class D, class Stored, IfLaneBytes<D, 8> = 0>
+HWY_INLINE void StoreNarrow(D d, Stored, hn::Vec<D> v, uint16_t* p) {
+  HWY_ALIGN double wide[HWY_MAX_BYTES / sizeof(double)];
+  hn::Store(v, d, wide);
+  for (size_t i = 0; i < hn::Lanes(d); ++i) {
+    p[i] = std::is_same_v<Stored, StoredBF16> ? F64ToBf16(wide[i])
+                                              : F64ToF16(wide[i]);
+  }
 }
 
 // The first `count` < Lanes(d) elements; writes no byte past them.
