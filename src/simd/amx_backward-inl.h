@@ -1,0 +1,399 @@
+// The backward pass of a block on AMX.
+//
+//   for chunks of keys (ChunkPanels):
+//     for slabs of 64 keys:
+//       S, dP and the fused pass: P and dS of the slab
+//       dV += P^T dO, dK += dS^T Q
+//     dQ^T += K^T dS^T
+//
+// A slab is as tall as L1 allows: P or dS of 32 keys x 256 queries (16 KiB)
+// beside a strip of Q or dO as deep. A chunk keeps dQ's accumulator from
+// passing through the registers once a slab.
+
+// Included once per Highway target.
+#if defined(FA2_SRC_SIMD_AMX_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FA2_SRC_SIMD_AMX_BACKWARD_INL_H_
+#undef FA2_SRC_SIMD_AMX_BACKWARD_INL_H_
+#else
+#define FA2_SRC_SIMD_AMX_BACKWARD_INL_H_
+#endif
+
+#include "src/simd/amx_backward_scores-inl.h"
+#include "src/simd/amx_visibility.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd::HWY_NAMESPACE {
+
+// P or dS of a slab as left operand of dV, dK: i is the key half, k the query
+// panel.
+template <int kTermCount, int kPanelTiles>
+struct SlabRows {
+  static constexpr int kTerms = kTermCount;
+  const uint8_t* base;  // of 32 keys
+  int64_t term_bytes;
+  template <class Tiles, int kRegister>
+  HWY_INLINE void Load(int term, int64_t i, int64_t k) const {
+    constexpr int64_t kRow = ScoreLayout<kPanelTiles>::kRow;
+    Tiles::template Load<kRegister>(
+        base + term * term_bytes + k / kPanelTiles * 32 * kRow +
+            k % kPanelTiles * 64 + i * 16 * kRow,
+        kRow);
+  }
+};
+
+// dS of a chunk as right operand of dQ^T: i is the query half, k the key panel.
+template <int kTermCount, int kPanelTiles>
+struct ChunkPairs {
+  static constexpr int kTerms = kTermCount;
+  const uint8_t* base;
+  int64_t term_bytes;
+  int64_t query_panel;
+  int64_t chunk_panels;
+  template <class Tiles, int kRegister>
+  HWY_INLINE void Load(int term, int64_t i, int64_t k) const {
+    using Layout = ScoreLayout<kPanelTiles>;
+    Tiles::template Load<kRegister>(
+        base + term * term_bytes +
+            Layout::Pairs(k, query_panel, chunk_panels) + i * 64,
+        Layout::kPairRow);
+  }
+};
+
+inline constexpr int64_t kSlabPanels = 2;
+
+// Scratch of a backward block, carved from one allocation. The tiles of S and
+// dP lie in the page so that their stores are a quarter page or more from the
+// tile loads around them.
+struct BackwardScratch {
+  uint8_t* tiles;  // 4 pages
+  uint8_t* p;
+  uint8_t* ds;
+  uint8_t* pairs;
+  float* lse2;
+  float* tile_start;
+  float* late_delta;
+  float* everything;  // begin and end of rows that see all, and none
+  SubBlock* sub_blocks;
+  int64_t slab_bytes;   // a term of P or dS
+  int64_t chunk_bytes;  // a term of dS pairs
+  int64_t bytes;
+
+  BackwardScratch(void* memory, int64_t keys, int64_t queries, int64_t terms,
+                  int64_t chunk_panels) {
+    const int64_t key_panels = amx::Panels(keys);
+    // 8: the widest panel of query tiles.
+    const int64_t query_panels = (amx::Panels(queries) + 7) / 8 * 8;
+    slab_bytes = kSlabPanels * query_panels * 2 * kTileBytes;
+    chunk_bytes = chunk_panels * query_panels * 2 * kTileBytes;
+    int64_t used = 0;
+    uint8_t* const base = static_cast<uint8_t*>(memory);
+    const auto take = [&](int64_t n) {
+      uint8_t* p = base + used;
+      used += (n + 4095) / 4096 * 4096;
+      return p;
+    };
+    tiles = take(4 * 4096);
+    p = take(slab_bytes * terms);
+    ds = take(slab_bytes * terms);
+    pairs = take(chunk_bytes * terms);
+    lse2 = reinterpret_cast<float*>(take(query_panels * 128));
+    tile_start = reinterpret_cast<float*>(take(query_panels * 128));
+    late_delta = reinterpret_cast<float*>(take(query_panels * 128));
+    everything = reinterpret_cast<float*>(take(3 * 128));
+    sub_blocks = reinterpret_cast<SubBlock*>(
+        take(key_panels * query_panels * int64_t{sizeof(SubBlock)}));
+    bytes = used;
+  }
+};
+
+template <class Variant, int kSteps>
+class BackwardPass {
+  using Tiles = typename Variant::Tiles;
+  static constexpr int kIn = Variant::kInputTerms;
+  static constexpr int kScore = Variant::kScoreTerms;
+  // Panels as wide as the head dim has steps, see ScoreLayout.
+  static constexpr int kPanelTiles = kSteps == 0   ? 4
+                                     : kSteps <= 2 ? 2
+                                     : kSteps <= 4 ? 4
+                                                   : 8;
+  using Layout = ScoreLayout<kPanelTiles>;
+
+ public:
+  BackwardPass(const BackwardBlock& block)
+      : b_(block),
+        keys_(block.keys / 32),
+        queries_(block.queries / 32),
+        dt_(amx::DepthTiles(block.head_dim)),
+        vt_(amx::DepthTiles(block.value_dim)),
+        chunk_(amx::ChunkPanels(block.head_dim)),
+        panels_(Layout::Panels(queries_)),
+        s_(AlignPage(block.scratch), block.keys, block.queries, kScore,
+           chunk_),
+        dummy_{s_.tiles, 0, 0} {}
+
+  void Run() {
+    Prepare();
+    Tiles::Begin();
+    for (int64_t chunk = 0; chunk < keys_; chunk += chunk_) {
+      const int64_t chunk_end = std::min(keys_, chunk + chunk_);
+      for (int64_t slab = chunk; slab < chunk_end; slab += kSlabPanels) {
+        const int64_t slab_end = std::min(chunk_end, slab + kSlabPanels);
+        if (general_) {
+          Scores<FusedMode::kGeneral>(chunk, slab, slab_end);
+        } else {
+          Scores<FusedMode::kPlain>(chunk, slab, slab_end);
+        }
+        PendingTiles pending = dummy_;
+        KeyGradient(s_.p, b_.dout_grad, vt_, slab, slab_end, b_.add_to_dv,
+                    b_.dv, pending);
+        KeyGradient(s_.ds, b_.q_grad, dt_, slab, slab_end, b_.add_to_dk, b_.dk,
+                    pending);
+        StorePending<Tiles>(pending);
+      }
+      QueryGradient(chunk, chunk_end);
+    }
+    Tiles::End();
+  }
+
+ private:
+  static void* AlignPage(void* p) {
+    return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(p) + 4095) &
+                                   ~uintptr_t{4095});
+  }
+
+  void Prepare() {
+    const ScoreOptions& o = b_.score;
+    general_ = !o.plain() || b_.ds != nullptr || b_.alibi_gradient != nullptr;
+    c_.scale_log2e = static_cast<float>(o.scale * 1.4426950408889634);
+    c_.p_term = c_.ds_term = s_.slab_bytes;
+    c_.pairs_term = s_.chunk_bytes;
+    c_.late_delta = s_.late_delta;
+    c_.block = &b_;
+    // With dropout dP is multiplied by Z before delta is subtracted.
+    const bool late = o.dropout != nullptr;
+    const float* lse = static_cast<const float*>(b_.lse);
+    const float* delta = static_cast<const float*>(b_.delta);
+    for (int64_t i = 0; i < b_.queries; ++i) {
+      s_.lse2[i] = static_cast<float>(lse[i] * 1.4426950408889634);
+      s_.tile_start[i] = late ? 0.0f : -delta[i];
+      s_.late_delta[i] = late ? -delta[i] : 0.0f;
+    }
+    for (int i = 0; i < 32; ++i) {
+      s_.everything[i] = -HUGE_VALF;
+      s_.everything[32 + i] = HUGE_VALF;
+    }
+    ClassifySubBlocks(b_, queries_, s_.sub_blocks);
+  }
+
+  const SubBlock& At(int64_t key_panel, int64_t query_panel) const {
+    return s_.sub_blocks[key_panel * queries_ + query_panel];
+  }
+
+  // Where the fused pass of a sub-block reads and writes.
+  void Place(int64_t chunk, int64_t slab, int64_t key, int64_t query,
+             FusedBlock& f) const {
+    const int64_t rows = Layout::Rows(key - slab, query, panels_);
+    f.p = s_.p + rows;
+    f.ds = s_.ds + rows;
+    f.ds_pairs = s_.pairs + Layout::Pairs(key - chunk, query, chunk_);
+    f.lse2 = s_.lse2 + 32 * query;
+    f.key = 32 * key;
+    f.query = 32 * query;
+    const SubBlock& sub = At(key, query);
+    for (int half = 0; half < 2; ++half) {
+      switch (sub.half[half]) {
+        case TileState::kVisible:
+          f.begin[half] = s_.everything;
+          f.end[half] = s_.everything + 32;
+          break;
+        case TileState::kHidden:
+          f.begin[half] = s_.everything + 32;
+          f.end[half] = s_.everything + 32;
+          break;
+        case TileState::kPartial:
+          f.begin[half] =
+              static_cast<const float*>(b_.score.visible_begin) + 32 * query;
+          f.end[half] =
+              static_cast<const float*>(b_.score.visible_end) + 32 * query;
+          break;
+      }
+    }
+  }
+
+  // Hidden sub-blocks that a product may pass through, and their dS output.
+  void Clear(int64_t chunk, int64_t slab, int64_t key, int64_t query) const {
+    FusedBlock f;
+    Place(chunk, slab, key, query, f);
+    const __m512 zero = _mm512_setzero_ps();
+    for (int row = 0; row < 32; row += 2) {
+      StoreRowPair<Tiles, kScore, kPanelTiles>(c_, f, row, zero, zero, zero,
+                                               zero, zero, zero, zero, zero);
+    }
+    if (b_.ds != nullptr) {
+      float* out = static_cast<float*>(b_.ds) +
+                   (query * b_.score.staged_key_rows + 32 * key) * 32;
+      for (int i = 0; i < 32 * 32; i += 16) _mm512_storeu_ps(out + i, zero);
+    }
+  }
+
+  template <FusedMode kPlainMode>
+  void Scores(int64_t chunk, int64_t slab, int64_t slab_end) {
+    uint8_t* const t = s_.tiles;
+    ScoreOperands o;
+    FusedBlock fused = {};
+    o.qk_half = dt_ * kIn * kTileBytes;
+    o.vo_half = vt_ * kIn * kTileBytes;
+    o.steps_qk = dt_;
+    o.steps_vo = vt_;
+    o.dp[0][0] = t;
+    o.dp[0][1] = t + 3 * kTileBytes;
+    o.dp[1][0] = t + 4 * kTileBytes;
+    o.dp[1][1] = t + 7 * kTileBytes;
+    FusedMode mode = FusedMode::kNone;
+    int parity = 0;
+    for (int64_t key = slab; key < slab_end; ++key) {
+      o.k = static_cast<const uint8_t*>(b_.k_score) + 2 * key * o.qk_half;
+      o.v = static_cast<const uint8_t*>(b_.v_score) + 2 * key * o.vo_half;
+      for (int64_t query = 0; query < queries_; ++query) {
+        const SubBlock& sub = At(key, query);
+        if (sub.hidden()) {
+          if (sub.between || b_.ds != nullptr) Clear(chunk, slab, key, query);
+          continue;
+        }
+        o.q = static_cast<const uint8_t*>(b_.q_score) + 2 * query * o.qk_half;
+        o.dout =
+            static_cast<const uint8_t*>(b_.dout_score) + 2 * query * o.vo_half;
+        o.tile_start = s_.tile_start + 32 * query;
+        // The upper halves of S are still read when the next ones arrive.
+        // Lower ones too, unless both products have the same depth.
+        o.s[0][0] = t + (kSteps == 0 && parity ? 14 : 2) * kTileBytes;
+        o.s[0][1] = t + (kSteps == 0 && parity ? 13 : 1) * kTileBytes;
+        o.s[1][0] = t + (parity ? 10 : 6) * kTileBytes;
+        o.s[1][1] = t + (parity ? 9 : 5) * kTileBytes;
+        parity ^= 1;
+        Advance<kPlainMode>(mode, o, fused);
+        for (int i = 0; i < 2; ++i) {
+          for (int j = 0; j < 2; ++j) {
+            fused.s[i][j] = o.s[i][j];
+            fused.dp[i][j] = o.dp[i][j];
+          }
+        }
+        Place(chunk, slab, key, query, fused);
+        mode = sub.visible() || kPlainMode == FusedMode::kGeneral
+                   ? kPlainMode
+                   : FusedMode::kMasked;
+      }
+    }
+    if (mode == FusedMode::kNone) return;
+    Tiles::template Store<0>(o.dp[0][0]);
+    Tiles::template Store<1>(o.dp[0][1]);
+    Tiles::template Store<2>(o.dp[1][0]);
+    Tiles::template Store<3>(o.dp[1][1]);
+    if (mode == FusedMode::kMasked) {
+      FuseAll<Variant, kPanelTiles, FusedMode::kMasked>(c_, fused);
+    } else {
+      FuseAll<Variant, kPanelTiles, kPlainMode>(c_, fused);
+    }
+    Tiles::Fence();
+  }
+
+  template <FusedMode kPlainMode>
+  HWY_INLINE void Advance(FusedMode mode, const ScoreOperands& o,
+                          const FusedBlock& fused) const {
+    if (mode == kPlainMode) {
+      ScoreStep<Variant, kPanelTiles, kPlainMode, kSteps>(o, c_, fused);
+    } else if (mode == FusedMode::kMasked) {
+      ScoreStep<Variant, kPanelTiles, FusedMode::kMasked, kSteps>(o, c_,
+                                                                  fused);
+    } else {
+      ScoreStep<Variant, kPanelTiles, FusedMode::kNone, kSteps>(o, c_, fused);
+    }
+  }
+
+  // dV (P, dO) or dK (dS, Q) of a slab.
+  void KeyGradient(const uint8_t* left, const void* right, int64_t depth_tiles,
+                   int64_t slab, int64_t slab_end, bool add, void* accumulator,
+                   PendingTiles& pending) const {
+    if (accumulator == nullptr) return;
+    const int64_t columns = 2 * depth_tiles;
+    const uint8_t* const r = static_cast<const uint8_t*>(right);
+    for (int64_t key = slab; key < slab_end; ++key) {
+      int64_t first = 0, last = queries_;
+      while (first < last && At(key, first).hidden()) ++first;
+      while (first < last && At(key, last - 1).hidden()) --last;
+      const SlabRows<kScore, kPanelTiles> a{
+          left + Layout::Rows(key - slab, 0, panels_), s_.slab_bytes};
+      uint8_t* c = static_cast<uint8_t*>(accumulator) +
+                   2 * key * columns * kTileBytes;
+      for (int64_t d = 0; d < columns; d += 2) {
+        const TileStrip<kIn, true> strip{r + d * queries_ * kTileBytes,
+                                         columns * queries_ * kTileBytes,
+                                         queries_ * kTileBytes};
+        ProductOrZero<Tiles>(
+            a, strip, first, last, add,
+            {c + d * kTileBytes, columns * kTileBytes, kTileBytes}, pending);
+      }
+    }
+  }
+
+  void QueryGradient(int64_t chunk, int64_t chunk_end) const {
+    if (b_.dq == nullptr) return;
+    PendingTiles pending = dummy_;
+    const int64_t columns = 2 * dt_;
+    const int64_t panels = chunk_end - chunk;
+    const uint8_t* const k_grad = static_cast<const uint8_t*>(b_.k_grad) +
+                                  chunk * columns * kIn * kTileBytes;
+    const bool add = b_.add_to_dq || chunk > 0;
+    for (int64_t query = 0; query < queries_; ++query) {
+      int64_t first = 0, last = panels;
+      while (first < last && At(chunk + first, query).hidden()) ++first;
+      while (first < last && At(chunk + last - 1, query).hidden()) --last;
+      const ChunkPairs<kScore, kPanelTiles> pairs{s_.pairs, s_.chunk_bytes,
+                                                  query, chunk_};
+      uint8_t* c =
+          static_cast<uint8_t*>(b_.dq) + query * columns * 2 * kTileBytes;
+      for (int64_t d = 0; d < columns; d += 2) {
+        const TileStrip<kIn, true> strip{k_grad + d * panels * kTileBytes,
+                                         columns * panels * kTileBytes,
+                                         panels * kTileBytes};
+        ProductOrZero<Tiles>(
+            strip, pairs, first, last, add,
+            {c + 2 * d * kTileBytes, 2 * kTileBytes, kTileBytes}, pending);
+      }
+    }
+    StorePending<Tiles>(pending);
+  }
+
+  const BackwardBlock& b_;
+  const int64_t keys_, queries_;  // panels
+  const int64_t dt_, vt_;
+  const int64_t chunk_;   // panels
+  const int64_t panels_;  // of query tiles in a slab
+  const BackwardScratch s_;
+  const PendingTiles dummy_;
+  FusedContext c_;
+  bool general_ = false;
+};
+
+template <class Variant>
+void Backward(const BackwardBlock& block) {
+  const int64_t dt = amx::DepthTiles(block.head_dim);
+  if (dt == amx::DepthTiles(block.value_dim)) {
+    switch (dt) {
+      case 2:
+        return BackwardPass<Variant, 2>(block).Run();
+      case 3:
+        return BackwardPass<Variant, 3>(block).Run();
+      case 4:
+        return BackwardPass<Variant, 4>(block).Run();
+      case 8:
+        return BackwardPass<Variant, 8>(block).Run();
+    }
+  }
+  BackwardPass<Variant, 0>(block).Run();
+}
+
+}  // namespace fa2::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

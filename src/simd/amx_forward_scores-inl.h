@@ -1,0 +1,262 @@
+// The score step of the forward pass on AMX: S of a sub-block of 32 keys x 32
+// queries by tile products, between which the exponentials of a sub-block of
+// the strip before are taken, a row pair at a time; and the pass over a strip
+// that masks, transforms and finds the row maxima.
+
+// Included once per Highway target.
+#if defined(FA2_SRC_SIMD_AMX_FORWARD_SCORES_INL_H_) == \
+    defined(HWY_TARGET_TOGGLE)
+#ifdef FA2_SRC_SIMD_AMX_FORWARD_SCORES_INL_H_
+#undef FA2_SRC_SIMD_AMX_FORWARD_SCORES_INL_H_
+#else
+#define FA2_SRC_SIMD_AMX_FORWARD_SCORES_INL_H_
+#endif
+
+#include "src/simd/amx_elements-inl.h"
+#include "src/simd/amx_products-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd::HWY_NAMESPACE {
+
+// One sub-block whose exponentials are due.
+struct ExpBlock {
+  const uint8_t* s = nullptr;  // tiles [key half][query half]
+  uint8_t* p = nullptr;  // first term, as right operand: [query half] tiles
+  const float* dropout = nullptr;  // Z, [key][32 queries], or nullptr
+};
+
+// One row pair: P = exp2(S scale - max), its sums (without dropout), and P∘Z as
+// right operand.
+template <class Variant>
+HWY_INLINE void ExpRowPair(const ExpBlock& b, int64_t term_bytes, int pair,
+                           __m512 scale, __m512 max0, __m512 max1,
+                           __m512& sum0, __m512& sum1) {
+  constexpr int kTerms = Variant::kScoreTerms;
+  const int row = 2 * pair;
+  const uint8_t* s = b.s + row / 16 * 2 * kTileBytes + row % 16 * 64;
+  const auto exp = [](const uint8_t* at, __m512 factor, __m512 max)
+                       HWY_ATTR {
+                         return Exp2<Variant::kExpDegree>(
+                             _mm512_fmsub_ps(_mm512_load_ps(at), factor, max));
+                       };
+  __m512 p00 = exp(s, scale, max0);
+  __m512 p01 = exp(s + kTileBytes, scale, max1);
+  __m512 p10 = exp(s + 64, scale, max0);
+  __m512 p11 = exp(s + kTileBytes + 64, scale, max1);
+  sum0 = _mm512_add_ps(sum0, _mm512_add_ps(p00, p10));
+  sum1 = _mm512_add_ps(sum1, _mm512_add_ps(p01, p11));
+  if (b.dropout != nullptr) {
+    const float* z = b.dropout + 32 * row;
+    p00 = _mm512_mul_ps(p00, _mm512_loadu_ps(z));
+    p01 = _mm512_mul_ps(p01, _mm512_loadu_ps(z + 16));
+    p10 = _mm512_mul_ps(p10, _mm512_loadu_ps(z + 32));
+    p11 = _mm512_mul_ps(p11, _mm512_loadu_ps(z + 48));
+  }
+  __m512i even[kTerms], odd[kTerms];
+  SplitTerms<typename Variant::Tiles, kTerms>(p00, p01, even);
+  SplitTerms<typename Variant::Tiles, kTerms>(p10, p11, odd);
+  uint8_t* HWY_RESTRICT p = b.p + pair * 64;
+  for (int t = 0; t < kTerms; ++t) {
+    _mm512_store_si512(p + t * term_bytes,
+                       _mm512_unpacklo_epi16(even[t], odd[t]));
+    _mm512_store_si512(p + t * term_bytes + kTileBytes,
+                       _mm512_unpackhi_epi16(even[t], odd[t]));
+  }
+}
+
+// The state of 32 queries whose exponentials are being taken.
+struct ExpState {
+  float scale;
+  const float* max2;  // max * log2(e)
+  float* sum;         // added to
+  int64_t term_bytes;
+};
+
+template <class Variant>
+HWY_NOINLINE void ExpAll(const ExpState& state, const ExpBlock& b) {
+  const __m512 scale = _mm512_set1_ps(state.scale);
+  const __m512 max0 = _mm512_loadu_ps(state.max2);
+  const __m512 max1 = _mm512_loadu_ps(state.max2 + 16);
+  __m512 sum0 = _mm512_loadu_ps(state.sum);
+  __m512 sum1 = _mm512_loadu_ps(state.sum + 16);
+  for (int pair = 0; pair < 16; ++pair) {
+    ExpRowPair<Variant>(b, state.term_bytes, pair, scale, max0, max1, sum0,
+                        sum1);
+  }
+  _mm512_storeu_ps(state.sum, sum0);
+  _mm512_storeu_ps(state.sum + 16, sum1);
+}
+
+// S = K Q^T of a sub-block into the registers (stored by the next product),
+// with the exponentials of `b` between the tile products unless b.s is nullptr.
+template <class Variant, int kSteps, bool kExp>
+struct ForwardScoreLoop {
+  using Tiles = typename Variant::Tiles;
+  static constexpr int kTerms = Variant::kInputTerms;
+  using Pairs = TermPairs<kTerms, kTerms>;
+  static constexpr int kStepSlots = Pairs::kCount * 4;
+
+  const uint8_t* k;
+  const uint8_t* q;
+  int64_t steps;
+  const PendingTiles& pending;
+  const ExpState& state;
+  const ExpBlock& b;
+
+  template <int kOffset>
+  HWY_INLINE void Rows(int64_t step, __m512 scale, __m512 max0, __m512 max1,
+                       __m512& sum0, __m512& sum1) const {
+    if constexpr (kExp) {
+      const int64_t slots = (kSteps > 0 ? kSteps : steps) * kStepSlots;
+      const int64_t slot = step * kStepSlots + kOffset;
+      for (int64_t row = slot * 16 / slots; row < (slot + 1) * 16 / slots;
+           ++row) {
+        ExpRowPair<Variant>(b, state.term_bytes, static_cast<int>(row), scale,
+                            max0, max1, sum0, sum1);
+      }
+    }
+  }
+
+  template <int kPair>
+  HWY_INLINE void Pair(int64_t step, __m512 scale, __m512 max0, __m512 max1,
+                       __m512& sum0, __m512& sum1) const {
+    constexpr TermPair kTerm = Pairs::Get(kPair);
+    const int64_t half = steps * kTerms * kTileBytes;
+    const uint8_t* a = k + (step * kTerms + kTerm.left) * kTileBytes;
+    const uint8_t* r = q + (step * kTerms + kTerm.right) * kTileBytes;
+    if constexpr (Pairs::LoadsLeft(kPair)) {
+      Tiles::template LoadStreaming<4>(a, 64);
+      Tiles::template LoadStreaming<5>(a + half, 64);
+    }
+    if constexpr (Pairs::LoadsRight(kPair)) {
+      Tiles::template Load<6>(r, 64);
+      Tiles::template Load<7>(r + half, 64);
+    }
+    if (kPair == 0 && step == 0) {
+      Tiles::template Store<0>(pending.c);
+      Tiles::template Zero<0>();
+      Tiles::template Dot<0, 4, 6>();
+      Tiles::template Store<1>(pending.c + pending.column);
+      Tiles::template Zero<1>();
+      Tiles::template Dot<1, 4, 7>();
+      Tiles::template Store<2>(pending.c + pending.row);
+      Tiles::template Zero<2>();
+      Tiles::template Dot<2, 5, 6>();
+      Tiles::template Store<3>(pending.c + pending.row + pending.column);
+      Tiles::template Zero<3>();
+      Tiles::template Dot<3, 5, 7>();
+      Rows<kPair * 4>(step, scale, max0, max1, sum0, sum1);
+      Rows<kPair * 4 + 1>(step, scale, max0, max1, sum0, sum1);
+      Rows<kPair * 4 + 2>(step, scale, max0, max1, sum0, sum1);
+    } else {
+      Tiles::template Dot<0, 4, 6>();
+      Rows<kPair * 4>(step, scale, max0, max1, sum0, sum1);
+      Tiles::template Dot<1, 4, 7>();
+      Rows<kPair * 4 + 1>(step, scale, max0, max1, sum0, sum1);
+      Tiles::template Dot<2, 5, 6>();
+      Rows<kPair * 4 + 2>(step, scale, max0, max1, sum0, sum1);
+      Tiles::template Dot<3, 5, 7>();
+    }
+    Rows<kPair * 4 + 3>(step, scale, max0, max1, sum0, sum1);
+  }
+
+  template <int... kPair>
+  HWY_INLINE void Step(int64_t step, __m512 scale, __m512 max0, __m512 max1,
+                       __m512& sum0, __m512& sum1,
+                       std::integer_sequence<int, kPair...>) const {
+    (Pair<kPair>(step, scale, max0, max1, sum0, sum1), ...);
+  }
+
+  template <int... kStep>
+  HWY_INLINE void FixedSteps(__m512 scale, __m512 max0, __m512 max1,
+                             __m512& sum0, __m512& sum1,
+                             std::integer_sequence<int, kStep...>) const {
+    (Step(kStep, scale, max0, max1, sum0, sum1,
+          std::make_integer_sequence<int, Pairs::kCount>()),
+     ...);
+  }
+
+  HWY_INLINE void Run() const {
+    __m512 scale = _mm512_setzero_ps(), max0 = scale, max1 = scale;
+    __m512 sum0 = scale, sum1 = scale;
+    if constexpr (kExp) {
+      scale = _mm512_set1_ps(state.scale);
+      max0 = _mm512_loadu_ps(state.max2);
+      max1 = _mm512_loadu_ps(state.max2 + 16);
+      sum0 = _mm512_loadu_ps(state.sum);
+      sum1 = _mm512_loadu_ps(state.sum + 16);
+    }
+    if constexpr (kSteps > 0) {
+      FixedSteps(scale, max0, max1, sum0, sum1,
+                 std::make_integer_sequence<int, kSteps>());
+    } else {
+      for (int64_t step = 0; step < steps; ++step) {
+        Step(step, scale, max0, max1, sum0, sum1,
+             std::make_integer_sequence<int, Pairs::kCount>());
+      }
+    }
+    if constexpr (kExp) {
+      _mm512_storeu_ps(state.sum, sum0);
+      _mm512_storeu_ps(state.sum + 16, sum1);
+    }
+  }
+};
+
+template <class Variant, int kSteps>
+HWY_NOINLINE void ForwardScoreStep(const uint8_t* k, const uint8_t* q,
+                                   int64_t steps, const PendingTiles& c,
+                                   PendingTiles& pending,
+                                   const ExpState& state, const ExpBlock& b) {
+  if (b.s != nullptr) {
+    ForwardScoreLoop<Variant, kSteps, true>{k, q, steps, pending, state, b}
+        .Run();
+  } else {
+    ForwardScoreLoop<Variant, kSteps, false>{k, q, steps, pending, state, b}
+        .Run();
+  }
+  pending = c;
+}
+
+// Maxima of the 32 columns of a sub-block.
+HWY_INLINE void ColumnMaxima(const uint8_t* s, __m512& max0, __m512& max1) {
+  for (int half = 0; half < 2; ++half) {
+    const uint8_t* t = s + half * 2 * kTileBytes;
+    for (int row = 0; row < 16; ++row) {
+      // The second operand is returned when the first is NaN: a NaN reaches P,
+      // but not the maximum.
+      max0 = _mm512_max_ps(_mm512_load_ps(t + 64 * row), max0);
+      max1 = _mm512_max_ps(_mm512_load_ps(t + kTileBytes + 64 * row), max1);
+    }
+  }
+}
+
+// Hides what the queries do not see, and with kGeneral replaces S by the score
+// with softcap, bias and ALiBi. begin and end are [key half] ranges of 32
+// queries.
+template <class Variant, bool kGeneral>
+HWY_NOINLINE void TransformScores(const ScoreOptions& o, uint8_t* s,
+                                  const float* const begin[2],
+                                  const float* const end[2], int64_t key,
+                                  int64_t query) {
+  for (int row = 0; row < 32; ++row) {
+    const int half = row / 16;
+    for (int h = 0; h < 2; ++h) {
+      uint8_t* at = s + (2 * half + h) * kTileBytes + row % 16 * 64;
+      __m512 x = _mm512_load_ps(at);
+      __mmask16 visible =
+          VisibleQueries(begin[half] + 16 * h, end[half] + 16 * h, key + row);
+      if (kGeneral) {
+        ScoreElements e = GeneralScore(o, x, visible, key + row, query + 16 * h);
+        x = e.s;
+        visible = e.visible;
+      }
+      _mm512_store_ps(at, _mm512_mask_mov_ps(_mm512_set1_ps(-HUGE_VALF),
+                                             visible, x));
+    }
+  }
+}
+
+}  // namespace fa2::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,74 @@
+// exp2 and tanh on 16 floats for the fused passes of the AMX engines.
+
+// Included once per Highway target.
+#if defined(FA2_SRC_SIMD_AMX_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FA2_SRC_SIMD_AMX_MATH_INL_H_
+#undef FA2_SRC_SIMD_AMX_MATH_INL_H_
+#else
+#define FA2_SRC_SIMD_AMX_MATH_INL_H_
+#endif
+
+#include <immintrin.h>
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd::HWY_NAMESPACE {
+
+// 2^x for any x: 0 below the range, infinite above, NaN for NaN. Minimax
+// polynomials of 2^f on [0, 1), relative error 1e-4 for degree 3 (P is rounded
+// to bf16 anyway, 4e-3), and on [-1/2, 1/2] 2e-9 for degree 6. vreduceps gives
+// the fraction and vscalefps floors its exponent, so nothing else is needed.
+template <int kDegree>
+HWY_INLINE __m512 Exp2(__m512 x);
+
+template <>
+HWY_INLINE __m512 Exp2<3>(__m512 x) {
+  const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | 8);
+  __m512 p = _mm512_set1_ps(0.07944154f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.22411235f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69658643f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.99992520f));
+  return _mm512_scalef_ps(p, x);
+}
+
+template <>
+HWY_INLINE __m512 Exp2<6>(__m512 x) {
+  const __m512 n =
+      _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  // Infinite x: inf - inf would be NaN.
+  const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | 8);
+  __m512 p = _mm512_set1_ps(1.5403530e-4f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.3333558e-3f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.6181291e-3f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.5504109e-2f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022651e-1f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9314718e-1f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(p, n);
+}
+
+// tanh(x) with a relative error of a few 1e-7. Near 0, where 1 - 2 / (e^2x + 1)
+// cancels, the polynomial of Cephes' tanhf.
+HWY_INLINE __m512 Tanh(__m512 x) {
+  const __m512 z = _mm512_mul_ps(x, x);
+  __m512 small = _mm512_set1_ps(-5.70498872745e-3f);
+  small = _mm512_fmadd_ps(small, z, _mm512_set1_ps(2.06390887954e-2f));
+  small = _mm512_fmadd_ps(small, z, _mm512_set1_ps(-5.37397155531e-2f));
+  small = _mm512_fmadd_ps(small, z, _mm512_set1_ps(1.33314422036e-1f));
+  small = _mm512_fmadd_ps(small, z, _mm512_set1_ps(-3.33332819422e-1f));
+  small = _mm512_fmadd_ps(_mm512_mul_ps(small, z), x, x);
+  const __m512 e = Exp2<6>(_mm512_mul_ps(x, _mm512_set1_ps(2.88539008f)));
+  const __m512 one = _mm512_set1_ps(1.0f);
+  const __m512 large = _mm512_sub_ps(
+      one,
+      _mm512_div_ps(_mm512_set1_ps(2.0f), _mm512_add_ps(e, one)));
+  const __mmask16 near_zero = _mm512_cmp_ps_mask(
+      _mm512_abs_ps(x), _mm512_set1_ps(0.625f), _CMP_LT_OQ);
+  return _mm512_mask_mov_ps(large, near_zero, small);
+}
+
+}  // namespace fa2::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

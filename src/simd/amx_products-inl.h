@@ -1,0 +1,199 @@
+// Tile products C += A B of packed operands for the AMX engines: always 2 x 2
+// tiles of results (4 registers), two left and two right tiles, so that four
+// loads feed four products.
+
+// Included once per Highway target.
+#if defined(FA2_SRC_SIMD_AMX_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FA2_SRC_SIMD_AMX_PRODUCTS_INL_H_
+#undef FA2_SRC_SIMD_AMX_PRODUCTS_INL_H_
+#else
+#define FA2_SRC_SIMD_AMX_PRODUCTS_INL_H_
+#endif
+
+#include <type_traits>
+#include <utility>
+
+#include "src/simd/amx_tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd::HWY_NAMESPACE {
+
+template <int kValue>
+using Const = std::integral_constant<int, kValue>;
+
+// Products of terms that make up a product of sums of bf16 terms: those whose
+// indices sum to less than the larger number of terms; what is left out is
+// below the last term's rounding. Ordered so that most steps keep an operand
+// in its registers.
+struct TermPair {
+  int left;
+  int right;
+};
+
+template <int kLeftTerms, int kRightTerms>
+struct TermPairs {
+  static constexpr int kLimit =
+      kLeftTerms > kRightTerms ? kLeftTerms : kRightTerms;
+  static constexpr int RightTerms(int left) {
+    return kLimit - left < kRightTerms ? kLimit - left : kRightTerms;
+  }
+  static constexpr int Count() {
+    int count = 0;
+    for (int left = 0; left < kLeftTerms; ++left) count += RightTerms(left);
+    return count;
+  }
+  static constexpr int kCount = Count();
+  // Right terms down, then up, and so on: (0,1) (0,0) (1,0).
+  static constexpr TermPair Get(int pair) {
+    for (int left = 0; left < kLeftTerms; ++left) {
+      const int n = RightTerms(left);
+      if (pair < n) return {left, left % 2 == 0 ? n - 1 - pair : pair};
+      pair -= n;
+    }
+    return {0, 0};
+  }
+  static constexpr bool LoadsLeft(int pair) {
+    return pair == 0 || Get(pair).left != Get(pair - 1).left;
+  }
+  static constexpr bool LoadsRight(int pair) {
+    return pair == 0 || Get(pair).right != Get(pair - 1).right;
+  }
+};
+
+// Results that are still in tile registers 0-3 and where they go. Storing them
+// between the first tile products of the next block hides the wait for the last
+// product (22 -> 16.5 cycles a product, 16 being the limit).
+struct PendingTiles {
+  uint8_t* c;
+  int64_t row;     // bytes from C(i, j) to C(i + 1, j)
+  int64_t column;  // and to C(i, j + 1)
+};
+
+template <class Tiles>
+HWY_INLINE void StorePending(const PendingTiles& p) {
+  Tiles::template Store<0>(p.c);
+  Tiles::template Store<1>(p.c + p.column);
+  Tiles::template Store<2>(p.c + p.row);
+  Tiles::template Store<3>(p.c + p.row + p.column);
+}
+
+// Where the tiles of an operand are: Tile(term, i, k) for the row or column i
+// in {0, 1} of the 2 x 2 block and step k.
+template <class Tiles, class Left, class Right, int kPair, class Pairs>
+HWY_INLINE void LoadPair(const Left& left, const Right& right, int64_t k) {
+  constexpr TermPair kTerm = Pairs::Get(kPair);
+  if constexpr (Pairs::LoadsLeft(kPair)) {
+    left.template Load<Tiles, 4>(kTerm.left, 0, k);
+  }
+  if constexpr (Pairs::LoadsRight(kPair)) {
+    right.template Load<Tiles, 6>(kTerm.right, 0, k);
+    right.template Load<Tiles, 7>(kTerm.right, 1, k);
+  }
+  if constexpr (Pairs::LoadsLeft(kPair)) {
+    left.template Load<Tiles, 5>(kTerm.left, 1, k);
+  }
+}
+
+template <class Tiles, class Left, class Right, class Pairs, int kPair>
+HWY_INLINE void PairStep(const Left& left, const Right& right, int64_t k) {
+  LoadPair<Tiles, Left, Right, kPair, Pairs>(left, right, k);
+  Tiles::template Dot<0, 4, 6>();
+  Tiles::template Dot<1, 4, 7>();
+  Tiles::template Dot<2, 5, 6>();
+  Tiles::template Dot<3, 5, 7>();
+}
+
+template <class Tiles, class Left, class Right, class Pairs, int... kPair>
+HWY_INLINE void PairSteps(const Left& left, const Right& right, int64_t k,
+                          std::integer_sequence<int, kPair...>) {
+  (PairStep<Tiles, Left, Right, Pairs, kPair>(left, right, k), ...);
+}
+
+template <class Tiles, class Left, class Right, class Pairs, int... kPair>
+HWY_INLINE void LaterPairSteps(const Left& left, const Right& right, int64_t k,
+                               std::integer_sequence<int, kPair...>) {
+  (PairStep<Tiles, Left, Right, Pairs, kPair + 1>(left, right, k), ...);
+}
+
+template <class Tiles, bool kAdd, int kTile>
+HWY_INLINE void StartTile(const uint8_t* c) {
+  if constexpr (kAdd) {
+    Tiles::template Load<kTile>(c, 64);
+  } else {
+    Tiles::template Zero<kTile>();
+  }
+}
+
+// Leaves C = (kAdd ? C : 0) + sum over k in [first, last) in registers 0-3, to
+// be stored by whoever comes next. first < last.
+template <class Tiles, bool kAdd, class Left, class Right>
+HWY_INLINE void Product(const Left& left, const Right& right, int64_t first,
+                        int64_t last, const PendingTiles& c,
+                        PendingTiles& pending) {
+  using Pairs = TermPairs<Left::kTerms, Right::kTerms>;
+  LoadPair<Tiles, Left, Right, 0, Pairs>(left, right, first);
+  Tiles::template Store<0>(pending.c);
+  StartTile<Tiles, kAdd, 0>(c.c);
+  Tiles::template Dot<0, 4, 6>();
+  Tiles::template Store<1>(pending.c + pending.column);
+  StartTile<Tiles, kAdd, 1>(c.c + c.column);
+  Tiles::template Dot<1, 4, 7>();
+  Tiles::template Store<2>(pending.c + pending.row);
+  StartTile<Tiles, kAdd, 2>(c.c + c.row);
+  Tiles::template Dot<2, 5, 6>();
+  Tiles::template Store<3>(pending.c + pending.row + pending.column);
+  StartTile<Tiles, kAdd, 3>(c.c + c.row + c.column);
+  Tiles::template Dot<3, 5, 7>();
+  LaterPairSteps<Tiles, Left, Right, Pairs>(
+      left, right, first,
+      std::make_integer_sequence<int, Pairs::kCount - 1>());
+  pending = c;
+  for (int64_t k = first + 1; k < last; ++k) {
+    PairSteps<Tiles, Left, Right, Pairs>(
+        left, right, k, std::make_integer_sequence<int, Pairs::kCount>());
+  }
+}
+
+// As above with the choice of kAdd at run time, and C = 0 or left alone when
+// there is nothing to add.
+template <class Tiles, class Left, class Right>
+HWY_INLINE void ProductOrZero(const Left& left, const Right& right,
+                              int64_t first, int64_t last, bool add,
+                              const PendingTiles& c, PendingTiles& pending) {
+  if (first >= last) {
+    if (add) return;
+    StorePending<Tiles>(pending);
+    Tiles::template Zero<0>();
+    Tiles::template Zero<1>();
+    Tiles::template Zero<2>();
+    Tiles::template Zero<3>();
+    pending = c;
+  } else if (add) {
+    Product<Tiles, true>(left, right, first, last, c, pending);
+  } else {
+    Product<Tiles, false>(left, right, first, last, c, pending);
+  }
+}
+
+// Whole tiles at base + term * term_bytes + i * i_bytes + k * 1 KiB.
+template <int kTermCount, bool kStream>
+struct TileStrip {
+  static constexpr int kTerms = kTermCount;
+  const uint8_t* base;
+  int64_t term_bytes;
+  int64_t i_bytes;
+  template <class Tiles, int kRegister>
+  HWY_INLINE void Load(int term, int64_t i, int64_t k) const {
+    const uint8_t* p = base + term * term_bytes + i * i_bytes + k * kTileBytes;
+    if constexpr (kStream) {
+      Tiles::template LoadStreaming<kRegister>(p, 64);
+    } else {
+      Tiles::template Load<kRegister>(p, 64);
+    }
+  }
+};
+
+}  // namespace fa2::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
