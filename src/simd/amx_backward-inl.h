@@ -10,13 +10,9 @@
 // beside a strip of Q or dO as deep. A chunk keeps dQ's accumulator from
 // passing through the registers once a slab.
 
-// Included once per Highway target.
-#if defined(FA2_SRC_SIMD_AMX_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FA2_SRC_SIMD_AMX_BACKWARD_INL_H_
-#undef FA2_SRC_SIMD_AMX_BACKWARD_INL_H_
-#else
+// Included for one Highway target only, amx_target.h.
+#ifndef FA2_SRC_SIMD_AMX_BACKWARD_INL_H_
 #define FA2_SRC_SIMD_AMX_BACKWARD_INL_H_
-#endif
 
 #include "src/simd/amx_backward_scores-inl.h"
 #include "src/simd/amx_visibility.h"
@@ -329,7 +325,7 @@ class BackwardPass {
         const TileStrip<kIn, true> strip{r + d * queries_ * kTileBytes,
                                          columns * queries_ * kTileBytes,
                                          queries_ * kTileBytes};
-        ProductOrZero<Tiles>(
+        ProductOrZero<Variant>(
             a, strip, first, last, add,
             {c + d * kTileBytes, columns * kTileBytes, kTileBytes}, pending);
       }
@@ -356,7 +352,7 @@ class BackwardPass {
         const TileStrip<kIn, true> strip{k_grad + d * panels * kTileBytes,
                                          columns * panels * kTileBytes,
                                          panels * kTileBytes};
-        ProductOrZero<Tiles>(
+        ProductOrZero<Variant>(
             strip, pairs, first, last, add,
             {c + 2 * d * kTileBytes, 2 * kTileBytes, kTileBytes}, pending);
       }
@@ -377,17 +373,19 @@ class BackwardPass {
 
 template <class Variant>
 void Backward(const BackwardBlock& block) {
-  const int64_t dt = amx::DepthTiles(block.head_dim);
-  if (dt == amx::DepthTiles(block.value_dim)) {
-    switch (dt) {
-      case 2:
-        return BackwardPass<Variant, 2>(block).Run();
-      case 3:
-        return BackwardPass<Variant, 3>(block).Run();
-      case 4:
-        return BackwardPass<Variant, 4>(block).Run();
-      case 8:
-        return BackwardPass<Variant, 8>(block).Run();
+  // Unrolled loops for the usual head dims of the fastest variant; the others
+  // spend their time in tile products.
+  if constexpr (Variant::kScoreTerms == 1) {
+    const int64_t dt = amx::DepthTiles(block.head_dim);
+    if (dt == amx::DepthTiles(block.value_dim)) {
+      switch (dt) {
+        case 2:
+          return BackwardPass<Variant, 2>(block).Run();
+        case 4:
+          return BackwardPass<Variant, 4>(block).Run();
+        case 8:
+          return BackwardPass<Variant, 8>(block).Run();
+      }
     }
   }
   BackwardPass<Variant, 0>(block).Run();
@@ -396,4 +394,4 @@ void Backward(const BackwardBlock& block) {
 }  // namespace fa2::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif
+#endif  // FA2_SRC_SIMD_AMX_BACKWARD_INL_H_

@@ -3,14 +3,9 @@
 // one sub-block behind, a row pair at a time between single tile products, so
 // that vector and tile units work at once.
 
-// Included once per Highway target.
-#if defined(FA2_SRC_SIMD_AMX_BACKWARD_SCORES_INL_H_) == \
-    defined(HWY_TARGET_TOGGLE)
-#ifdef FA2_SRC_SIMD_AMX_BACKWARD_SCORES_INL_H_
-#undef FA2_SRC_SIMD_AMX_BACKWARD_SCORES_INL_H_
-#else
+// Included for one Highway target only, amx_target.h.
+#ifndef FA2_SRC_SIMD_AMX_BACKWARD_SCORES_INL_H_
 #define FA2_SRC_SIMD_AMX_BACKWARD_SCORES_INL_H_
-#endif
 
 #include "src/simd/amx_elements-inl.h"
 #include "src/simd/amx_products-inl.h"
@@ -243,7 +238,7 @@ template <class Variant, int kPanelTiles, FusedMode kMode, int kSteps>
 struct ScoreLoop {
   using Tiles = typename Variant::Tiles;
   static constexpr int kTerms = Variant::kInputTerms;
-  using Pairs = TermPairs<kTerms, kTerms>;
+  using Pairs = TermPairs<kTerms, kTerms, Variant::kTermLimit>;
   static constexpr int kStepSlots = Pairs::kCount * 4;
   // With 4 or 8 steps a product, the second product reads its quarter pages in
   // the order 2, 3, 0, 1, and the row pairs follow, so that stores of the last
@@ -395,4 +390,4 @@ HWY_NOINLINE void ScoreStep(const ScoreOperands& o, const FusedContext& c,
 }  // namespace fa2::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif
+#endif  // FA2_SRC_SIMD_AMX_BACKWARD_SCORES_INL_H_

@@ -1,13 +1,9 @@
 // Scores of 16 elements with every option, for the passes of the AMX engines
 // that are not the fast path.
 
-// Included once per Highway target.
-#if defined(FA2_SRC_SIMD_AMX_ELEMENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FA2_SRC_SIMD_AMX_ELEMENTS_INL_H_
-#undef FA2_SRC_SIMD_AMX_ELEMENTS_INL_H_
-#else
+// Included for one Highway target only, amx_target.h.
+#ifndef FA2_SRC_SIMD_AMX_ELEMENTS_INL_H_
 #define FA2_SRC_SIMD_AMX_ELEMENTS_INL_H_
-#endif
 
 #include <cmath>
 
@@ -75,4 +71,4 @@ HWY_INLINE ScoreElements GeneralScore(const ScoreOptions& o, __m512 product,
 }  // namespace fa2::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif
+#endif  // FA2_SRC_SIMD_AMX_ELEMENTS_INL_H_

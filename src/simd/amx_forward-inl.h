@@ -4,13 +4,9 @@
 // in L1), its row maxima, the exponentials (P as right operand, taken while the
 // tile unit computes S of the next strip), O^T += V^T P^T.
 
-// Included once per Highway target.
-#if defined(FA2_SRC_SIMD_AMX_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FA2_SRC_SIMD_AMX_FORWARD_INL_H_
-#undef FA2_SRC_SIMD_AMX_FORWARD_INL_H_
-#else
+// Included for one Highway target only, amx_target.h.
+#ifndef FA2_SRC_SIMD_AMX_FORWARD_INL_H_
 #define FA2_SRC_SIMD_AMX_FORWARD_INL_H_
-#endif
 
 #include "src/simd/amx_forward_scores-inl.h"
 #include "src/simd/amx_visibility.h"
@@ -324,7 +320,7 @@ class ForwardPass {
           v + d * strip.in_chunk * kTileBytes,
           columns * strip.in_chunk * kTileBytes, strip.in_chunk * kTileBytes,
           strip};
-      ProductOrZero<Tiles>(values, pairs, 0, strip.count, add,
+      ProductOrZero<Variant>(values, pairs, 0, strip.count, add,
                            {out + 2 * d * kTileBytes, 2 * kTileBytes,
                             kTileBytes},
                            pending_);
@@ -348,15 +344,15 @@ class ForwardPass {
 
 template <class Variant>
 void Forward(const ForwardBlock& block) {
-  switch (amx::DepthTiles(block.head_dim)) {
-    case 2:
-      return ForwardPass<Variant, 2>(block).Run();
-    case 3:
-      return ForwardPass<Variant, 3>(block).Run();
-    case 4:
-      return ForwardPass<Variant, 4>(block).Run();
-    case 8:
-      return ForwardPass<Variant, 8>(block).Run();
+  if constexpr (Variant::kScoreTerms == 1) {
+    switch (amx::DepthTiles(block.head_dim)) {
+      case 2:
+        return ForwardPass<Variant, 2>(block).Run();
+      case 4:
+        return ForwardPass<Variant, 4>(block).Run();
+      case 8:
+        return ForwardPass<Variant, 8>(block).Run();
+    }
   }
   ForwardPass<Variant, 0>(block).Run();
 }
@@ -364,4 +360,4 @@ void Forward(const ForwardBlock& block) {
 }  // namespace fa2::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif
+#endif  // FA2_SRC_SIMD_AMX_FORWARD_INL_H_

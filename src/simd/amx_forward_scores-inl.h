@@ -3,14 +3,9 @@
 // the strip before are taken, a row pair at a time; and the pass over a strip
 // that masks, transforms and finds the row maxima.
 
-// Included once per Highway target.
-#if defined(FA2_SRC_SIMD_AMX_FORWARD_SCORES_INL_H_) == \
-    defined(HWY_TARGET_TOGGLE)
-#ifdef FA2_SRC_SIMD_AMX_FORWARD_SCORES_INL_H_
-#undef FA2_SRC_SIMD_AMX_FORWARD_SCORES_INL_H_
-#else
+// Included for one Highway target only, amx_target.h.
+#ifndef FA2_SRC_SIMD_AMX_FORWARD_SCORES_INL_H_
 #define FA2_SRC_SIMD_AMX_FORWARD_SCORES_INL_H_
-#endif
 
 #include "src/simd/amx_elements-inl.h"
 #include "src/simd/amx_products-inl.h"
@@ -93,7 +88,7 @@ template <class Variant, int kSteps, bool kExp>
 struct ForwardScoreLoop {
   using Tiles = typename Variant::Tiles;
   static constexpr int kTerms = Variant::kInputTerms;
-  using Pairs = TermPairs<kTerms, kTerms>;
+  using Pairs = TermPairs<kTerms, kTerms, Variant::kTermLimit>;
   static constexpr int kStepSlots = Pairs::kCount * 4;
 
   const uint8_t* k;
@@ -259,4 +254,4 @@ HWY_NOINLINE void TransformScores(const ScoreOptions& o, uint8_t* s,
 }  // namespace fa2::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif
+#endif  // FA2_SRC_SIMD_AMX_FORWARD_SCORES_INL_H_

@@ -1,12 +1,8 @@
 // exp2 and tanh on 16 floats for the fused passes of the AMX engines.
 
-// Included once per Highway target.
-#if defined(FA2_SRC_SIMD_AMX_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FA2_SRC_SIMD_AMX_MATH_INL_H_
-#undef FA2_SRC_SIMD_AMX_MATH_INL_H_
-#else
+// Included for one Highway target only, amx_target.h.
+#ifndef FA2_SRC_SIMD_AMX_MATH_INL_H_
 #define FA2_SRC_SIMD_AMX_MATH_INL_H_
-#endif
 
 #include <immintrin.h>
 
@@ -71,4 +67,4 @@ HWY_INLINE __m512 Tanh(__m512 x) {
 }  // namespace fa2::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif
+#endif  // FA2_SRC_SIMD_AMX_MATH_INL_H_

@@ -1,13 +1,9 @@
 // Packing of operands into tiles, and unpacking of accumulators, for the AMX
 // engines. Layouts: amx_layout.h.
 
-// Included once per Highway target.
-#if defined(FA2_SRC_SIMD_AMX_PACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FA2_SRC_SIMD_AMX_PACK_INL_H_
-#undef FA2_SRC_SIMD_AMX_PACK_INL_H_
-#else
+// Included for one Highway target only, amx_target.h.
+#ifndef FA2_SRC_SIMD_AMX_PACK_INL_H_
 #define FA2_SRC_SIMD_AMX_PACK_INL_H_
-#endif
 
 #include "src/simd/amx_layout.h"
 #include "src/simd/amx_tile-inl.h"
@@ -264,4 +260,4 @@ inline void UnpackQueryRows(const void* accumulator, int64_t /*queries*/,
 }  // namespace fa2::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif
+#endif  // FA2_SRC_SIMD_AMX_PACK_INL_H_

@@ -2,13 +2,9 @@
 // tiles of results (4 registers), two left and two right tiles, so that four
 // loads feed four products.
 
-// Included once per Highway target.
-#if defined(FA2_SRC_SIMD_AMX_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FA2_SRC_SIMD_AMX_PRODUCTS_INL_H_
-#undef FA2_SRC_SIMD_AMX_PRODUCTS_INL_H_
-#else
+// Included for one Highway target only, amx_target.h.
+#ifndef FA2_SRC_SIMD_AMX_PRODUCTS_INL_H_
 #define FA2_SRC_SIMD_AMX_PRODUCTS_INL_H_
-#endif
 
 #include <type_traits>
 #include <utility>
@@ -22,18 +18,16 @@ template <int kValue>
 using Const = std::integral_constant<int, kValue>;
 
 // Products of terms that make up a product of sums of bf16 terms: those whose
-// indices sum to less than the larger number of terms; what is left out is
-// below the last term's rounding. Ordered so that most steps keep an operand
-// in its registers.
+// indices sum to less than kLimit; what is left out is 2^-8 smaller for each
+// step of the limit. Ordered so that most steps keep an operand in its
+// registers.
 struct TermPair {
   int left;
   int right;
 };
 
-template <int kLeftTerms, int kRightTerms>
+template <int kLeftTerms, int kRightTerms, int kLimit>
 struct TermPairs {
-  static constexpr int kLimit =
-      kLeftTerms > kRightTerms ? kLeftTerms : kRightTerms;
   static constexpr int RightTerms(int left) {
     return kLimit - left < kRightTerms ? kLimit - left : kRightTerms;
   }
@@ -126,11 +120,12 @@ HWY_INLINE void StartTile(const uint8_t* c) {
 
 // Leaves C = (kAdd ? C : 0) + sum over k in [first, last) in registers 0-3, to
 // be stored by whoever comes next. first < last.
-template <class Tiles, bool kAdd, class Left, class Right>
+template <class Variant, bool kAdd, class Left, class Right>
 HWY_INLINE void Product(const Left& left, const Right& right, int64_t first,
                         int64_t last, const PendingTiles& c,
                         PendingTiles& pending) {
-  using Pairs = TermPairs<Left::kTerms, Right::kTerms>;
+  using Tiles = typename Variant::Tiles;
+  using Pairs = TermPairs<Left::kTerms, Right::kTerms, Variant::kTermLimit>;
   LoadPair<Tiles, Left, Right, 0, Pairs>(left, right, first);
   Tiles::template Store<0>(pending.c);
   StartTile<Tiles, kAdd, 0>(c.c);
@@ -156,10 +151,11 @@ HWY_INLINE void Product(const Left& left, const Right& right, int64_t first,
 
 // As above with the choice of kAdd at run time, and C = 0 or left alone when
 // there is nothing to add.
-template <class Tiles, class Left, class Right>
+template <class Variant, class Left, class Right>
 HWY_INLINE void ProductOrZero(const Left& left, const Right& right,
                               int64_t first, int64_t last, bool add,
                               const PendingTiles& c, PendingTiles& pending) {
+  using Tiles = typename Variant::Tiles;
   if (first >= last) {
     if (add) return;
     StorePending<Tiles>(pending);
@@ -169,9 +165,9 @@ HWY_INLINE void ProductOrZero(const Left& left, const Right& right,
     Tiles::template Zero<3>();
     pending = c;
   } else if (add) {
-    Product<Tiles, true>(left, right, first, last, c, pending);
+    Product<Variant, true>(left, right, first, last, c, pending);
   } else {
-    Product<Tiles, false>(left, right, first, last, c, pending);
+    Product<Variant, false>(left, right, first, last, c, pending);
   }
 }
 
@@ -196,4 +192,4 @@ struct TileStrip {
 }  // namespace fa2::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif
+#endif  // FA2_SRC_SIMD_AMX_PRODUCTS_INL_H_

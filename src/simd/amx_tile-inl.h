@@ -6,13 +6,9 @@
 // 32 bf16; a right operand ("B") holds 16 rows of 16 pairs of bf16, a row
 // being two consecutive summation indices; a result ("C") holds 16 x 16 f32.
 
-// Included once per Highway target.
-#if defined(FA2_SRC_SIMD_AMX_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FA2_SRC_SIMD_AMX_TILE_INL_H_
-#undef FA2_SRC_SIMD_AMX_TILE_INL_H_
-#else
+// Included for one Highway target only, amx_target.h.
+#ifndef FA2_SRC_SIMD_AMX_TILE_INL_H_
 #define FA2_SRC_SIMD_AMX_TILE_INL_H_
-#endif
 
 #include <immintrin.h>
 
@@ -107,7 +103,7 @@ struct EmulatedTiles {
   static void Fence() {}
 
   template <int kTile>
-  static void Load(const void* p, int64_t stride) {
+  static HWY_NOINLINE void Load(const void* p, int64_t stride) {
     uint8_t* tile = State().bytes[kTile];
     for (int row = 0; row < 16; ++row) {
       std::memcpy(tile + 64 * row,
@@ -115,19 +111,19 @@ struct EmulatedTiles {
     }
   }
   template <int kTile>
-  static void LoadStreaming(const void* p, int64_t stride) {
+  static HWY_NOINLINE void LoadStreaming(const void* p, int64_t stride) {
     Load<kTile>(p, stride);
   }
   template <int kTile>
-  static void Store(void* p) {
+  static HWY_NOINLINE void Store(void* p) {
     std::memcpy(p, State().bytes[kTile], kTileBytes);
   }
   template <int kTile>
-  static void Zero() {
+  static HWY_NOINLINE void Zero() {
     std::memset(State().bytes[kTile], 0, kTileBytes);
   }
   template <int kC, int kA, int kB>
-  static void Dot() {
+  static HWY_NOINLINE void Dot() {
     Registers& r = State();
     for (int row = 0; row < 16; ++row) {
       const uint8_t* a = r.bytes[kA] + 64 * row;
@@ -151,7 +147,7 @@ struct EmulatedTiles {
           c, _mm512_add_ps(_mm512_load_ps(c), _mm512_add_ps(even, odd)));
     }
   }
-  static __m512i RoundToBf16(__m512 low, __m512 high) {
+  static HWY_NOINLINE __m512i RoundToBf16(__m512 low, __m512 high) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(Round16(low)),
                               Round16(high), 1);
   }
@@ -173,4 +169,4 @@ struct EmulatedTiles {
 }  // namespace fa2::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif
+#endif  // FA2_SRC_SIMD_AMX_TILE_INL_H_

@@ -1,0 +1,115 @@
+// Engines made of the AMX kernels: one for each way to hold values in bf16
+// terms, for one class of tile registers.
+
+// Included for one Highway target only, amx_target.h.
+#ifndef FA2_SRC_SIMD_AMX_INSTANCES_INL_H_
+#define FA2_SRC_SIMD_AMX_INSTANCES_INL_H_
+
+#include "src/simd/amx_backward-inl.h"
+#include "src/simd/amx_engine.h"
+#include "src/simd/amx_forward-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd::HWY_NAMESPACE {
+
+// kInput: bf16 terms of Q, K, V and dO; kScore: of P and dS. The latter decides
+// the accuracy, and with it which products of terms are left out and how good
+// the exponential has to be.
+template <class TilesClass, int kInput, int kScore>
+struct AmxVariant {
+  using Tiles = TilesClass;
+  static constexpr int kInputTerms = kInput;
+  static constexpr int kScoreTerms = kScore;
+  static constexpr int kTermLimit = kScore;
+  static constexpr int kExpDegree = kScore == 1 ? 3 : 6;
+};
+
+// Blocks: K, V, K^T, dK and dV of the keys, Q and dO (packed twice) and dQ of
+// the queries and dS of a chunk stay in a 2 MiB L2 (1.3 to 1.7 MiB); several
+// terms take shorter blocks.
+template <class Variant>
+BlockSizes AmxBackwardBlocks(int64_t head_dim, int64_t value_dim) {
+  const int64_t depth = amx::DepthTiles(std::max(head_dim, value_dim));
+  const int64_t terms = Variant::kInputTerms;
+  if (depth <= 2) return {1024 / terms, 512 / terms};
+  if (depth <= 4) return {512 / terms, 256};
+  return {256 / terms, depth <= 8 && terms == 1 ? 256 : 128};
+}
+
+// Forward keeps no gradients: K and V stream from L2 for every 32 queries.
+template <class Variant>
+BlockSizes AmxForwardBlocks(int64_t head_dim, int64_t value_dim) {
+  const int64_t depth = amx::DepthTiles(std::max(head_dim, value_dim));
+  const int64_t terms = Variant::kInputTerms;
+  return {(depth <= 4 ? 1024 : 512) / terms, 256};
+}
+
+template <class Variant>
+size_t AmxPackedBytes(Role, int64_t rows, int64_t depth) {
+  return static_cast<size_t>(
+      amx::PackedBytes(rows, depth, Variant::kInputTerms));
+}
+
+inline size_t AmxAccumulatorBytes(int64_t rows, int64_t depth) {
+  return static_cast<size_t>(amx::AccumulatorBytes(rows, depth));
+}
+
+template <class Variant>
+size_t AmxScratchBytes(const BlockSizes& blocks, int64_t head_dim,
+                       int64_t value_dim) {
+  const BackwardScratch backward(nullptr, blocks.keys, blocks.queries,
+                                 Variant::kScoreTerms,
+                                 amx::ChunkPanels(head_dim));
+  const int64_t forward = ForwardPass<Variant, 0>::ScratchBytes(
+      amx::Panels(blocks.keys), amx::Panels(blocks.queries));
+  (void)value_dim;
+  // A page more to align the backward's.
+  return static_cast<size_t>(std::max(backward.bytes + 4096, forward));
+}
+
+template <class Variant>
+const Engine* MakeAmxEngine(const char* name) {
+  static const Engine engine = [name] {
+    Engine e;
+    e.name = name;
+    e.accumulator = DType::kF32;
+    e.query_panel = amx::kPanel;
+    e.key_panel = amx::kPanel;
+    e.grad_left_is_score_left = false;
+    e.backward_blocks = &AmxBackwardBlocks<Variant>;
+    e.forward_blocks = &AmxForwardBlocks<Variant>;
+    e.packed_bytes = &AmxPackedBytes<Variant>;
+    e.pack = &Pack<typename Variant::Tiles, Variant::kInputTerms>;
+    e.key_accumulator_bytes = &AmxAccumulatorBytes;
+    e.query_accumulator_bytes = &AmxAccumulatorBytes;
+    e.unpack_key_rows = &UnpackKeyRows;
+    e.unpack_query_rows = &UnpackQueryRows;
+    e.scratch_bytes = &AmxScratchBytes<Variant>;
+    e.backward = &Backward<Variant>;
+    e.forward = &Forward<Variant>;
+    return e;
+  }();
+  return &engine;
+}
+
+template <class Tiles>
+const Engine* AmxEngineFor(AmxTerms terms) {
+  switch (terms) {
+    case AmxTerms::kBf16:
+      return MakeAmxEngine<AmxVariant<Tiles, 1, 1>>("amx");
+    case AmxTerms::kBf16Exact:
+      return MakeAmxEngine<AmxVariant<Tiles, 1, 3>>("amx_bf16_exact");
+    case AmxTerms::kTwoTerms:
+      return MakeAmxEngine<AmxVariant<Tiles, 2, 2>>("amx_two_terms");
+    case AmxTerms::kF16Exact:
+      return MakeAmxEngine<AmxVariant<Tiles, 2, 3>>("amx_f16_exact");
+    case AmxTerms::kF32:
+      return MakeAmxEngine<AmxVariant<Tiles, 3, 3>>("amx_f32");
+  }
+  return nullptr;
+}
+
+}  // namespace fa2::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // FA2_SRC_SIMD_AMX_INSTANCES_INL_H_
