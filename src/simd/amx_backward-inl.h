@@ -30,10 +30,10 @@ struct SlabRows {
   template <class Tiles, int kRegister>
   HWY_INLINE void Load(int term, int64_t i, int64_t k) const {
     constexpr int64_t kRow = ScoreLayout<kPanelTiles>::kRow;
-    Tiles::template Load<kRegister>(
-        base + term * term_bytes + k / kPanelTiles * 32 * kRow +
-            k % kPanelTiles * 64 + i * 16 * kRow,
-        kRow);
+    Tiles::template Load<kRegister>(base + term * term_bytes +
+                                        k / kPanelTiles * 32 * kRow +
+                                        k % kPanelTiles * 64 + i * 16 * kRow,
+                                    kRow);
   }
 };
 
@@ -49,8 +49,8 @@ struct ChunkPairs {
   HWY_INLINE void Load(int term, int64_t i, int64_t k) const {
     using Layout = ScoreLayout<kPanelTiles>;
     Tiles::template Load<kRegister>(
-        base + term * term_bytes +
-            Layout::Pairs(k, query_panel, chunk_panels) + i * 64,
+        base + term * term_bytes + Layout::Pairs(k, query_panel, chunk_panels) +
+            i * 64,
         Layout::kPairRow);
   }
 };
@@ -123,8 +123,7 @@ class BackwardPass {
         vt_(amx::DepthTiles(block.value_dim)),
         chunk_(amx::ChunkPanels(block.head_dim)),
         panels_(Layout::Panels(queries_)),
-        s_(AlignPage(block.scratch), block.keys, block.queries, kScore,
-           chunk_),
+        s_(AlignPage(block.scratch), block.keys, block.queries, kScore, chunk_),
         dummy_{s_.tiles, 0, 0} {}
 
   void Run() {
@@ -299,8 +298,7 @@ class BackwardPass {
     if (mode == kPlainMode) {
       ScoreStep<Variant, kPanelTiles, kPlainMode, kSteps>(o, c_, fused);
     } else if (mode == FusedMode::kMasked) {
-      ScoreStep<Variant, kPanelTiles, FusedMode::kMasked, kSteps>(o, c_,
-                                                                  fused);
+      ScoreStep<Variant, kPanelTiles, FusedMode::kMasked, kSteps>(o, c_, fused);
     } else {
       ScoreStep<Variant, kPanelTiles, FusedMode::kNone, kSteps>(o, c_, fused);
     }
@@ -319,8 +317,8 @@ class BackwardPass {
       while (first < last && At(key, last - 1).hidden()) --last;
       const SlabRows<kScore, kPanelTiles> a{
           left + Layout::Rows(key - slab, 0, panels_), s_.slab_bytes};
-      uint8_t* c = static_cast<uint8_t*>(accumulator) +
-                   2 * key * columns * kTileBytes;
+      uint8_t* c =
+          static_cast<uint8_t*>(accumulator) + 2 * key * columns * kTileBytes;
       for (int64_t d = 0; d < columns; d += 2) {
         const TileStrip<kIn, true> strip{r + d * queries_ * kTileBytes,
                                          columns * queries_ * kTileBytes,

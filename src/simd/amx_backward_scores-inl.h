@@ -160,15 +160,15 @@ HWY_NOINLINE void FuseRowPairGeneral(const FusedContext& c, const FusedBlock& b,
     for (int h = 0; h < 2; ++h) {
       const int64_t query = b.query + 16 * h;
       const int64_t staged = StagedOffset(o, b.key + row, query);
-      const ScoreElements e = GeneralScore(
-          o, _mm512_load_ps(b.s[half][h] + row % 16 * 64),
-          VisibleQueries(b.begin[half] + 16 * h, b.end[half] + 16 * h,
-                         b.key + row),
-          b.key + row, query);
+      const ScoreElements e =
+          GeneralScore(o, _mm512_load_ps(b.s[half][h] + row % 16 * 64),
+                       VisibleQueries(b.begin[half] + 16 * h,
+                                      b.end[half] + 16 * h, b.key + row),
+                       b.key + row, query);
       const __m512 prob = _mm512_maskz_mov_ps(
-          e.visible, Exp2<Variant::kExpDegree>(_mm512_fmsub_ps(
-                         e.s, _mm512_set1_ps(1.44269504f),
-                         _mm512_loadu_ps(b.lse2 + 16 * h))));
+          e.visible, Exp2<Variant::kExpDegree>(
+                         _mm512_fmsub_ps(e.s, _mm512_set1_ps(1.44269504f),
+                                         _mm512_loadu_ps(b.lse2 + 16 * h))));
       __m512 grad = _mm512_load_ps(b.dp[half][h] + row % 16 * 64);
       p[r][h] = prob;
       if (o.dropout != nullptr) {
@@ -289,8 +289,8 @@ struct ScoreLoop {
                        __m512 lse0, __m512 lse1) const {
     constexpr TermPair kTerm = Pairs::Get(kPair);
     const int64_t half = kProduct == 0 ? o.qk_half : o.vo_half;
-    const uint8_t* a = (kProduct == 0 ? o.k : o.v) +
-                       (step * kTerms + kTerm.left) * kTileBytes;
+    const uint8_t* a =
+        (kProduct == 0 ? o.k : o.v) + (step * kTerms + kTerm.left) * kTileBytes;
     const uint8_t* b = (kProduct == 0 ? o.q : o.dout) +
                        (step * kTerms + kTerm.right) * kTileBytes;
     if constexpr (Pairs::LoadsLeft(kPair)) Tiles::template Load<4>(a, 64);
@@ -375,8 +375,7 @@ template <class Variant, int kPanelTiles, FusedMode kMode, int kSteps>
 HWY_NOINLINE void ScoreStep(const ScoreOperands& o, const FusedContext& c,
                             const FusedBlock& fused) {
   using Loop = ScoreLoop<Variant, kPanelTiles, kMode, kSteps>;
-  const Loop loop{o, c, fused,
-                  (o.steps_qk + o.steps_vo) * Loop::kStepSlots};
+  const Loop loop{o, c, fused, (o.steps_qk + o.steps_vo) * Loop::kStepSlots};
   __m512 scale = _mm512_setzero_ps(), lse0 = scale, lse1 = scale;
   if (kMode != FusedMode::kNone) {
     scale = _mm512_set1_ps(c.scale_log2e);

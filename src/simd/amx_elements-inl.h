@@ -24,9 +24,9 @@ HWY_INLINE __mmask16 VisibleQueries(const float* begin, const float* end,
 }
 
 struct ScoreElements {
-  __m512 s;          // after scale, softcap, bias and ALiBi
-  __m512 slope;      // d (S after softcap) / d (S before)
-  __m512 distance;   // of ALiBi
+  __m512 s;         // after scale, softcap, bias and ALiBi
+  __m512 slope;     // d (S after softcap) / d (S before)
+  __m512 distance;  // of ALiBi
   __mmask16 visible;
 };
 
@@ -46,8 +46,8 @@ HWY_INLINE ScoreElements GeneralScore(const ScoreOptions& o, __m512 product,
   e.distance = _mm512_setzero_ps();
   e.s = _mm512_mul_ps(product, _mm512_set1_ps(static_cast<float>(o.scale)));
   if (o.softcap != 0.0) {
-    const __m512 t = Tanh(_mm512_mul_ps(
-        e.s, _mm512_set1_ps(static_cast<float>(1 / o.softcap))));
+    const __m512 t = Tanh(
+        _mm512_mul_ps(e.s, _mm512_set1_ps(static_cast<float>(1 / o.softcap))));
     e.slope = _mm512_fnmadd_ps(t, t, one);
     e.s = _mm512_mul_ps(t, _mm512_set1_ps(static_cast<float>(o.softcap)));
   }

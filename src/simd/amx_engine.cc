@@ -66,9 +66,8 @@ bool RequestTilePermission() {
 
 bool AmxAvailable() {
 #if FA2_AMX_TARGET != 0
-  static const bool available =
-      (AvailableTargets() & FA2_AMX_TARGET) != 0 && CpuHasAmxBf16() &&
-      RequestTilePermission();
+  static const bool available = (AvailableTargets() & FA2_AMX_TARGET) != 0 &&
+                                CpuHasAmxBf16() && RequestTilePermission();
   return available;
 #else
   return false;

@@ -96,8 +96,8 @@ class ForwardPass {
   void Run() {
     const ScoreOptions& o = b_.score;
     // A negative scale turns maxima of products into minima.
-    general_ = o.softcap != 0.0 || o.bias != nullptr ||
-               o.alibi_slope != 0.0 || !(o.scale > 0.0);
+    general_ = o.softcap != 0.0 || o.bias != nullptr || o.alibi_slope != 0.0 ||
+               !(o.scale > 0.0);
     scale_ = general_ ? 1.0f : static_cast<float>(o.scale);
     for (int i = 0; i < 32; ++i) {
       all_[i] = -HUGE_VALF;
@@ -183,9 +183,9 @@ class ForwardPass {
         e.s = ScoreTile(i);
         e.p = p_ + i * 2 * kTileBytes;
         if (b_.score.dropout != nullptr) {
-          e.dropout = static_cast<const float*>(b_.score.dropout) +
-                      StagedOffset(b_.score, 32 * current.key[i],
-                                   32 * current.query);
+          e.dropout =
+              static_cast<const float*>(b_.score.dropout) +
+              StagedOffset(b_.score, 32 * current.key[i], 32 * current.query);
         }
       }
       if (i < next.count) {
@@ -252,14 +252,14 @@ class ForwardPass {
                                 _mm512_set1_ps(1.44269504f))));
       scaled |= raise != 0;
       _mm512_storeu_ps(m + 16 * h, now);
-      _mm512_storeu_ps(l + 16 * h, _mm512_mul_ps(_mm512_loadu_ps(l + 16 * h),
-                                                 alpha[h]));
+      _mm512_storeu_ps(l + 16 * h,
+                       _mm512_mul_ps(_mm512_loadu_ps(l + 16 * h), alpha[h]));
       // Queries that have seen nothing: exp2(-inf - 0) = 0.
       const __mmask16 seen_any =
           _mm512_cmp_ps_mask(now, _mm512_set1_ps(-HUGE_VALF), _CMP_NEQ_UQ);
-      _mm512_storeu_ps(max2_ + 16 * h,
-                       _mm512_maskz_mul_ps(seen_any, now,
-                                           _mm512_set1_ps(1.44269504f)));
+      _mm512_storeu_ps(
+          max2_ + 16 * h,
+          _mm512_maskz_mul_ps(seen_any, now, _mm512_set1_ps(1.44269504f)));
     }
     if (scaled && !Starts(strip)) Rescale(OutputPanel(query), alpha);
   }
@@ -294,14 +294,13 @@ class ForwardPass {
     const __m512 by_half[2] = {
         _mm512_permutex2var_ps(alpha[0], lanes, alpha[1]),
         _mm512_permutex2var_ps(
-            alpha[0], _mm512_add_epi32(lanes, _mm512_set1_epi32(4)),
-            alpha[1])};
+            alpha[0], _mm512_add_epi32(lanes, _mm512_set1_epi32(4)), alpha[1])};
     for (int64_t tile = 0; tile < 4 * vt_; ++tile) {
       float* t = reinterpret_cast<float*>(out + tile * kTileBytes);
       for (int row = 0; row < 16; ++row) {
-        _mm512_store_ps(t + 16 * row,
-                        _mm512_mul_ps(_mm512_load_ps(t + 16 * row),
-                                      by_half[tile % 2]));
+        _mm512_store_ps(
+            t + 16 * row,
+            _mm512_mul_ps(_mm512_load_ps(t + 16 * row), by_half[tile % 2]));
       }
     }
     Tiles::Fence();
@@ -316,14 +315,12 @@ class ForwardPass {
     const uint8_t* const v = static_cast<const uint8_t*>(b_.v_grad) +
                              strip.chunk * columns * kIn * kTileBytes;
     for (int64_t d = 0; d < columns; d += 2) {
-      const StripValues<kIn> values{
-          v + d * strip.in_chunk * kTileBytes,
-          columns * strip.in_chunk * kTileBytes, strip.in_chunk * kTileBytes,
-          strip};
-      ProductOrZero<Variant>(values, pairs, 0, strip.count, add,
-                           {out + 2 * d * kTileBytes, 2 * kTileBytes,
-                            kTileBytes},
-                           pending_);
+      const StripValues<kIn> values{v + d * strip.in_chunk * kTileBytes,
+                                    columns * strip.in_chunk * kTileBytes,
+                                    strip.in_chunk * kTileBytes, strip};
+      ProductOrZero<Variant>(
+          values, pairs, 0, strip.count, add,
+          {out + 2 * d * kTileBytes, 2 * kTileBytes, kTileBytes}, pending_);
     }
     Flush();
   }

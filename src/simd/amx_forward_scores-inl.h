@@ -24,16 +24,15 @@ struct ExpBlock {
 // right operand.
 template <class Variant>
 HWY_INLINE void ExpRowPair(const ExpBlock& b, int64_t term_bytes, int pair,
-                           __m512 scale, __m512 max0, __m512 max1,
-                           __m512& sum0, __m512& sum1) {
+                           __m512 scale, __m512 max0, __m512 max1, __m512& sum0,
+                           __m512& sum1) {
   constexpr int kTerms = Variant::kScoreTerms;
   const int row = 2 * pair;
   const uint8_t* s = b.s + row / 16 * 2 * kTileBytes + row % 16 * 64;
-  const auto exp = [](const uint8_t* at, __m512 factor, __m512 max)
-                       HWY_ATTR {
-                         return Exp2<Variant::kExpDegree>(
-                             _mm512_fmsub_ps(_mm512_load_ps(at), factor, max));
-                       };
+  const auto exp = [](const uint8_t* at, __m512 factor, __m512 max) HWY_ATTR {
+    return Exp2<Variant::kExpDegree>(
+        _mm512_fmsub_ps(_mm512_load_ps(at), factor, max));
+  };
   __m512 p00 = exp(s, scale, max0);
   __m512 p01 = exp(s + kTileBytes, scale, max1);
   __m512 p10 = exp(s + 64, scale, max0);
@@ -200,8 +199,8 @@ struct ForwardScoreLoop {
 template <class Variant, int kSteps>
 HWY_NOINLINE void ForwardScoreStep(const uint8_t* k, const uint8_t* q,
                                    int64_t steps, const PendingTiles& c,
-                                   PendingTiles& pending,
-                                   const ExpState& state, const ExpBlock& b) {
+                                   PendingTiles& pending, const ExpState& state,
+                                   const ExpBlock& b) {
   if (b.s != nullptr) {
     ForwardScoreLoop<Variant, kSteps, true>{k, q, steps, pending, state, b}
         .Run();
@@ -241,12 +240,13 @@ HWY_NOINLINE void TransformScores(const ScoreOptions& o, uint8_t* s,
       __mmask16 visible =
           VisibleQueries(begin[half] + 16 * h, end[half] + 16 * h, key + row);
       if (kGeneral) {
-        ScoreElements e = GeneralScore(o, x, visible, key + row, query + 16 * h);
+        ScoreElements e =
+            GeneralScore(o, x, visible, key + row, query + 16 * h);
         x = e.s;
         visible = e.visible;
       }
-      _mm512_store_ps(at, _mm512_mask_mov_ps(_mm512_set1_ps(-HUGE_VALF),
-                                             visible, x));
+      _mm512_store_ps(
+          at, _mm512_mask_mov_ps(_mm512_set1_ps(-HUGE_VALF), visible, x));
     }
   }
 }

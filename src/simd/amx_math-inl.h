@@ -57,10 +57,9 @@ HWY_INLINE __m512 Tanh(__m512 x) {
   const __m512 e = Exp2<6>(_mm512_mul_ps(x, _mm512_set1_ps(2.88539008f)));
   const __m512 one = _mm512_set1_ps(1.0f);
   const __m512 large = _mm512_sub_ps(
-      one,
-      _mm512_div_ps(_mm512_set1_ps(2.0f), _mm512_add_ps(e, one)));
-  const __mmask16 near_zero = _mm512_cmp_ps_mask(
-      _mm512_abs_ps(x), _mm512_set1_ps(0.625f), _CMP_LT_OQ);
+      one, _mm512_div_ps(_mm512_set1_ps(2.0f), _mm512_add_ps(e, one)));
+  const __mmask16 near_zero =
+      _mm512_cmp_ps_mask(_mm512_abs_ps(x), _mm512_set1_ps(0.625f), _CMP_LT_OQ);
   return _mm512_mask_mov_ps(large, near_zero, small);
 }
 

@@ -51,8 +51,8 @@ HWY_INLINE void SplitTerms(__m512 low, __m512 high,
     terms[t] = Tiles::RoundToBf16(low, high);
     if (t + 1 < kTerms) {
       low = _mm512_sub_ps(low, WidenBf16(_mm512_castsi512_si256(terms[t])));
-      high =
-          _mm512_sub_ps(high, WidenBf16(_mm512_extracti64x4_epi64(terms[t], 1)));
+      high = _mm512_sub_ps(high,
+                           WidenBf16(_mm512_extracti64x4_epi64(terms[t], 1)));
       low = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(low, low, _CMP_ORD_Q), low);
       high =
           _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(high, high, _CMP_ORD_Q), high);
@@ -112,12 +112,10 @@ HWY_INLINE void InterleaveRows(__m512i even, __m512i odd, __m512i& low,
   const __m512i low_index = _mm512_add_epi16(
       _mm512_and_si512(_mm512_set1_epi32(static_cast<int>(0xffff0000u)),
                        _mm512_set1_epi16(32)),
-      _mm512_mullo_epi32(
-          _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14,
-                            15),
-          _mm512_set1_epi32(0x10001)));
-  const __m512i high_index =
-      _mm512_add_epi16(low_index, _mm512_set1_epi16(16));
+      _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,
+                                           12, 13, 14, 15),
+                         _mm512_set1_epi32(0x10001)));
+  const __m512i high_index = _mm512_add_epi16(low_index, _mm512_set1_epi16(16));
   low = _mm512_permutex2var_epi16(even, low_index, odd);
   high = _mm512_permutex2var_epi16(even, high_index, odd);
 }
@@ -156,9 +154,8 @@ bool PackRows(Role role, const Rows& rows, int64_t padded_rows,
             __m512i* HWY_RESTRICT v = x[t] + 16 * half;
             if (role == Role::kScoreRight) Transpose16x16(v);
             uint8_t* tile =
-                packed +
-                (((2 * panel + half) * depth_tiles + k) * kTerms + t) *
-                    kTileBytes;
+                packed + (((2 * panel + half) * depth_tiles + k) * kTerms + t) *
+                             kTileBytes;
             for (int i = 0; i < 16; ++i) {
               _mm512_store_si512(tile + 64 * i, v[i]);
             }
@@ -196,13 +193,13 @@ bool Pack(Role role, const Rows& rows, int64_t padded_rows, bool finite_only,
           void* packed) {
   uint8_t* out = static_cast<uint8_t*>(packed);
   if (rows.dtype == DType::kF32) {
-    return finite_only ? PackRows<Tiles, kTerms, true, float>(
-                             role, rows, padded_rows, out)
+    return finite_only ? PackRows<Tiles, kTerms, true, float>(role, rows,
+                                                              padded_rows, out)
                        : PackRows<Tiles, kTerms, false, float>(
                              role, rows, padded_rows, out);
   }
-  return finite_only ? PackRows<Tiles, kTerms, true, uint16_t>(
-                           role, rows, padded_rows, out)
+  return finite_only ? PackRows<Tiles, kTerms, true, uint16_t>(role, rows,
+                                                               padded_rows, out)
                      : PackRows<Tiles, kTerms, false, uint16_t>(
                            role, rows, padded_rows, out);
 }

@@ -140,8 +140,7 @@ HWY_INLINE void Product(const Left& left, const Right& right, int64_t first,
   StartTile<Tiles, kAdd, 3>(c.c + c.row + c.column);
   Tiles::template Dot<3, 5, 7>();
   LaterPairSteps<Tiles, Left, Right, Pairs>(
-      left, right, first,
-      std::make_integer_sequence<int, Pairs::kCount - 1>());
+      left, right, first, std::make_integer_sequence<int, Pairs::kCount - 1>());
   pending = c;
   for (int64_t k = first + 1; k < last; ++k) {
     PairSteps<Tiles, Left, Right, Pairs>(

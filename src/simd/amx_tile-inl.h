@@ -134,13 +134,12 @@ struct EmulatedTiles {
         const __m512i b = _mm512_load_si512(r.bytes[kB] + 64 * k);
         const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
         const __m512i left = _mm512_set1_epi32(static_cast<int>(pair));
-        even = _mm512_fmadd_ps(
-            _mm512_castsi512_ps(_mm512_slli_epi32(left, 16)),
-            _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), even);
-        odd =
-            _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(left, high)),
-                            _mm512_castsi512_ps(_mm512_and_si512(b, high)),
-                            odd);
+        even = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(left, 16)),
+                               _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)),
+                               even);
+        odd = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(left, high)),
+                              _mm512_castsi512_ps(_mm512_and_si512(b, high)),
+                              odd);
       }
       float* c = reinterpret_cast<float*>(r.bytes[kC] + 64 * row);
       _mm512_store_ps(
@@ -160,8 +159,8 @@ struct EmulatedTiles {
     __m512i rounded = _mm512_add_epi32(
         bits, _mm512_add_epi32(lsb, _mm512_set1_epi32(0x7fff)));
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    rounded = _mm512_mask_or_epi32(rounded, nan, bits,
-                                   _mm512_set1_epi32(0x400000));
+    rounded =
+        _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
   }
 };

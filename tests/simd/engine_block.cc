@@ -1,4 +1,4 @@
-#include "tests/engine_block.h"
+#include "tests/simd/engine_block.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <new>
 #include <random>
 
 #include "src/common/half.h"
@@ -16,7 +17,9 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-int64_t RoundUp(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+int64_t RoundUp(int64_t n, int64_t unit) {
+  return (n + unit - 1) / unit * unit;
+}
 
 struct Free {
   void operator()(void* p) const { std::free(p); }
@@ -37,6 +40,24 @@ class Bytes {
   size_t size_;
   std::unique_ptr<uint8_t, Free> data_;
 };
+
+// Engines load row vectors with aligned instructions.
+template <typename T>
+struct AlignedAllocator {
+  using value_type = T;
+  AlignedAllocator() = default;
+  template <typename U>
+  AlignedAllocator(const AlignedAllocator<U>&) {}
+  T* allocate(size_t n) {
+    return static_cast<T*>(
+        ::operator new (n * sizeof(T), std::align_val_t{64}));
+  }
+  void deallocate(T* p, size_t) { ::operator delete (p, std::align_val_t{64}); }
+  bool operator==(const AlignedAllocator&) const { return true; }
+  bool operator!=(const AlignedAllocator&) const { return false; }
+};
+template <typename T>
+using Array = std::vector<T, AlignedAllocator<T>>;
 
 // Rows of a tensor as the engine reads them, and their exact values.
 class Tensor {
@@ -110,7 +131,7 @@ struct KeyBlock {
   int64_t keys, padded;
   Tensor k, v;
   std::vector<TileState> tiles;
-  std::vector<T> begin, end, position, bias, dropout, ds;
+  Array<T> begin, end, position, bias, dropout, ds;
   std::vector<uint8_t> visible;  // [key][query]
 };
 
@@ -171,7 +192,16 @@ class BlockProblem {
     b.position.assign(padded_q_, T{0});
     for (int64_t i = 0; i < nq_; ++i) {
       int64_t begin = 0, end = keys;
-      if (c_.mask == BlockMask::kCausal) {
+      if (c_.mask == BlockMask::kRandomTiles && i % kTileQueries != 0) {
+        begin = static_cast<int64_t>(b.begin[i - 1]);
+        end = static_cast<int64_t>(b.end[i - 1]);
+      } else if (c_.mask == BlockMask::kRandomTiles) {
+        const int64_t tiles = RoundUp(keys, kTileKeys) / kTileKeys;
+        begin = static_cast<int64_t>(random_() % (tiles + 1)) * kTileKeys;
+        end = begin + static_cast<int64_t>(random_() % (tiles + 1)) * kTileKeys;
+        begin = std::min(begin, keys);
+        end = std::min(end, keys);
+      } else if (c_.mask == BlockMask::kCausal) {
         end = std::min(keys, std::max<int64_t>(0, i + c_.shift + 1 - first));
       } else if (c_.mask != BlockMask::kNone) {
         begin = static_cast<int64_t>(random_() % (keys + 1));
@@ -199,13 +229,11 @@ class BlockProblem {
     b.visible.assign(keys * nq_, 0);
     for (int64_t tk = 0; tk < tile_rows; ++tk) {
       for (int64_t tq = 0; tq < tile_stride_; ++tq) {
-        const bool hidden =
-            c_.mask == BlockMask::kRandomTiles && random_() % 3 == 0;
         int64_t seen = 0;
         for (int64_t j = tk * kTileKeys; j < (tk + 1) * kTileKeys; ++j) {
           for (int64_t i = tq * kTileQueries; i < (tq + 1) * kTileQueries;
                ++i) {
-            if (i >= nq_ || j >= keys || hidden) continue;
+            if (i >= nq_ || j >= keys) continue;
             const bool sees = b.begin[i] <= j && j < b.end[i];
             b.visible[j * nq_ + i] = sees;
             seen += sees;
@@ -214,7 +242,7 @@ class BlockProblem {
         TileState& state = b.tiles[tk * tile_stride_ + tq];
         if (seen == 0) {
           // Sometimes left to the masked pass.
-          if (hidden || random_() % 4 != 0) state = TileState::kHidden;
+          if (random_() % 4 != 0) state = TileState::kHidden;
         } else if (seen == kTileKeys * kTileQueries && random_() % 8 != 0) {
           state = TileState::kVisible;
         }
@@ -226,8 +254,8 @@ class BlockProblem {
       for (int64_t d = 0; d < c_.value_dim; ++d) b.v.Set(j, d, kNan);
     }
     // One more row of panels than there are, so that a wrong stride shows.
-    const int64_t staged = (padded_q_ / e_.query_panel) * padded *
-                           e_.query_panel;
+    const int64_t staged =
+        (padded_q_ / e_.query_panel) * padded * e_.query_panel;
     std::normal_distribution<double> normal;
     if (c_.bias) {
       b.bias.resize(staged);
@@ -238,7 +266,8 @@ class BlockProblem {
     }
     if (c_.dropout) {
       b.dropout.resize(staged);
-      for (T& x : b.dropout) x = random_() % 4 == 0 ? T{0} : static_cast<T>(4.0 / 3.0);
+      for (T& x : b.dropout)
+        x = random_() % 4 == 0 ? T{0} : static_cast<T>(4.0 / 3.0);
     }
     if (c_.want_ds) b.ds.assign(staged, static_cast<T>(kNan));
   }
@@ -341,7 +370,8 @@ class BlockProblem {
     return packed;
   }
 
-  void Describe(const KeyBlock<T>& b, Block& block, const Bytes& scratch) const {
+  void Describe(const KeyBlock<T>& b, Block& block,
+                const Bytes& scratch) const {
     block.keys = b.padded;
     block.queries = padded_q_;
     block.head_dim = c_.head_dim;
@@ -379,7 +409,7 @@ class BlockProblem {
     const Bytes q_grad = PackRows(Role::kGradRight, q_, padded_q_);
     const Bytes o_score = PackRows(Role::kScoreRight, dout_, padded_q_);
     const Bytes o_grad = PackRows(Role::kGradRight, dout_, padded_q_);
-    std::vector<T> lse(padded_q_, T{0}), delta(padded_q_, T{0});
+    Array<T> lse(padded_q_, T{0}), delta(padded_q_, T{0});
     for (int64_t i = 0; i < nq_; ++i) {
       lse[i] = static_cast<T>(lse_[i]);
       delta[i] = static_cast<T>(delta_[i]);
@@ -416,13 +446,13 @@ class BlockProblem {
       }
       e_.backward(block);
       // A second time onto dK and dV alone: they double.
-      const std::vector<T> ds = b.ds;
+      const Array<T> ds = b.ds;
       block.dq = nullptr;
       block.ds = nullptr;
       block.alibi_gradient = nullptr;
       block.add_to_dk = block.add_to_dv = true;
       e_.backward(block);
-      std::vector<T> rows(b.keys * std::max(dk, dv));
+      Array<T> rows(b.keys * std::max(dk, dv));
       e_.unpack_key_rows(acc_k.get(), b.padded, dk, 0, b.keys, rows.data(), dk);
       for (int64_t x = 0; x < b.keys * dk; ++x) {
         ek.Add(rows[x] / 2, ref_dk_[n][x]);
@@ -442,7 +472,7 @@ class BlockProblem {
     }
     // In two parts, as the drivers do.
     const int64_t half = RoundUp(nq_ / 2, kTileKeys);
-    std::vector<T> rows(nq_ * dk);
+    Array<T> rows(nq_ * dk);
     e_.unpack_query_rows(dq.get(), padded_q_, dk, 0, std::min(half, nq_),
                          rows.data(), dk);
     if (half < nq_) {
@@ -468,8 +498,8 @@ class BlockProblem {
     const int64_t dv = c_.value_dim;
     const Bytes scratch(ScratchBytes());
     const Bytes q_score = PackRows(Role::kScoreRight, q_, padded_q_);
-    std::vector<T> m(padded_q_, static_cast<T>(-kInfinity));
-    std::vector<T> l(padded_q_, T{0});
+    Array<T> m(padded_q_, static_cast<T>(-kInfinity));
+    Array<T> l(padded_q_, T{0});
     const Bytes acc(e_.query_accumulator_bytes(padded_q_, dv));
     bool first = true;
     for (const KeyBlock<T>& b : blocks_) {
@@ -488,7 +518,7 @@ class BlockProblem {
       first = false;
       e_.forward(block);
     }
-    std::vector<T> rows(nq_ * dv);
+    Array<T> rows(nq_ * dv);
     e_.unpack_query_rows(acc.get(), padded_q_, dv, 0, nq_, rows.data(), dv);
     Errors eo;
     for (int64_t i = 0; i < nq_; ++i) {
@@ -523,12 +553,11 @@ class BlockProblem {
 }  // namespace
 
 std::string BlockCase::Name() const {
-  std::string name = "d" + std::to_string(head_dim) + "_dv" +
-                     std::to_string(value_dim) + "_q" +
-                     std::to_string(queries) + "_k" + std::to_string(keys[0]) +
-                     "+" + std::to_string(keys[1]) + "_mask" +
-                     std::to_string(static_cast<int>(mask)) + "_" +
-                     NameOf(dtype);
+  std::string name =
+      "d" + std::to_string(head_dim) + "_dv" + std::to_string(value_dim) +
+      "_q" + std::to_string(queries) + "_k" + std::to_string(keys[0]) + "+" +
+      std::to_string(keys[1]) + "_mask" +
+      std::to_string(static_cast<int>(mask)) + "_" + NameOf(dtype);
   if (softcap != 0.0) name += "_softcap";
   if (alibi_slope != 0.0) name += "_alibi";
   if (bias) name += "_bias";

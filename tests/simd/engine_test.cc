@@ -8,8 +8,8 @@
 #include "src/simd/amx_engine.h"
 #include "src/simd/engines.h"
 #include "src/simd/target.h"
-#include "tests/amx_emulated.h"
-#include "tests/engine_block.h"
+#include "tests/simd/amx_emulated.h"
+#include "tests/simd/engine_block.h"
 
 namespace fa2::simd {
 namespace {
@@ -33,16 +33,15 @@ std::vector<Subject> Subjects() {
       subjects.push_back({"f32_" + name + "_" + NameOf(dtype),
                           F32Engine(target), dtype, 3e-6});
     }
-    subjects.push_back(
-        {"f64_" + name, F64Engine(target), DType::kF64, 1e-13});
+    subjects.push_back({"f64_" + name, F64Engine(target), DType::kF64, 1e-13});
   }
   const auto add_amx = [&subjects](const std::string& name,
                                    const Engine* (*engine)(AmxTerms)) {
     if (engine(AmxTerms::kBf16) == nullptr) return;
     subjects.push_back(
         {name + "_fast", engine(AmxTerms::kBf16), DType::kBF16, 4e-3});
-    subjects.push_back({name + "_exact", engine(AmxTerms::kBf16Exact),
-                        DType::kBF16, 3e-6});
+    subjects.push_back(
+        {name + "_exact", engine(AmxTerms::kBf16Exact), DType::kBF16, 3e-6});
     // Two terms: 2^-18 for each value, half of that on average; sums of few
     // values show single errors.
     subjects.push_back(
@@ -96,9 +95,9 @@ TEST_P(EngineTest, Full) {
 }
 
 TEST_P(EngineTest, OddHeadDims) {
-  const int64_t dims[][2] = {{1, 1},   {7, 33},  {32, 32}, {40, 80},
-                             {64, 17}, {80, 80}, {64, 128}, {192, 128},
-                             {288, 61}};
+  const int64_t dims[][2] = {{1, 1},    {7, 33},    {32, 32},
+                             {40, 80},  {64, 17},   {80, 80},
+                             {64, 128}, {192, 128}, {288, 61}};
   for (const auto& d : dims) {
     BlockCase c;
     c.head_dim = d[0];
@@ -236,8 +235,9 @@ TEST(AmxTiles, HardwareMatchesEmulation) {
 }
 
 TEST(AmxTiles, EnginesComeTogether) {
-  for (AmxTerms terms : {AmxTerms::kBf16, AmxTerms::kBf16Exact,
-                         AmxTerms::kTwoTerms, AmxTerms::kF16Exact, AmxTerms::kF32}) {
+  for (AmxTerms terms :
+       {AmxTerms::kBf16, AmxTerms::kBf16Exact, AmxTerms::kTwoTerms,
+        AmxTerms::kF16Exact, AmxTerms::kF32}) {
     EXPECT_EQ(AmxEngine(terms) != nullptr, AmxAvailable());
   }
 }

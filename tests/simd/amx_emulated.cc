@@ -1,7 +1,7 @@
-#include "tests/amx_emulated.h"
+#include "tests/simd/amx_emulated.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tests/amx_emulated.cc"
+#define HWY_TARGET_INCLUDE "tests/simd/amx_emulated.cc"
 #include "hwy/foreach_target.h"
 // After foreach_target.h, which sets the target.
 #include "hwy/highway.h"
@@ -57,8 +57,8 @@ double CompareTileProducts(uint32_t seed) {
   double largest = 0.0;
   for (int i = 0; i < 256; ++i) {
     const double ulp = std::ldexp(1.0, std::ilogb(c[1][i]) - 23);
-    largest = std::max(
-        largest, std::abs(static_cast<double>(c[0][i]) - c[1][i]) / ulp);
+    largest = std::max(largest,
+                       std::abs(static_cast<double>(c[0][i]) - c[1][i]) / ulp);
   }
   return largest;
 }

@@ -1,7 +1,7 @@
 // One block-level attention problem for a matrix engine: queries against two
 // blocks of keys, run through the engine's interface and through double loops.
-#ifndef FA2_TESTS_ENGINE_BLOCK_H_
-#define FA2_TESTS_ENGINE_BLOCK_H_
+#ifndef FA2_TESTS_SIMD_ENGINE_BLOCK_H_
+#define FA2_TESTS_SIMD_ENGINE_BLOCK_H_
 
 #include <cstdint>
 #include <string>
@@ -13,10 +13,10 @@
 namespace fa2::simd {
 
 enum class BlockMask {
-  kNone,         // only the tails are hidden
-  kCausal,       // key <= query + shift
-  kRandomRanges, // a random range of keys for each query, also empty ones
-  kRandomTiles,  // random tiles are hidden, the others as kRandomRanges
+  kNone,          // only the tails are hidden
+  kCausal,        // key <= query + shift
+  kRandomRanges,  // a random range of keys for each query, also empty ones
+  kRandomTiles,   // whole tiles only: a random range for each 32 queries
 };
 
 struct BlockCase {
@@ -29,7 +29,7 @@ struct BlockCase {
   DType dtype = DType::kBF16;
   double softcap = 0.0;
   double alibi_slope = 0.0;
-  bool bias = false;           // with some -inf
+  bool bias = false;  // with some -inf
   bool dropout = false;
   bool want_ds = false;        // dS output and the ALiBi gradient
   bool nan_in_masked = false;  // keys that no query sees hold NaN
@@ -57,4 +57,4 @@ BlockErrors RunBlockCase(const Engine& engine, const BlockCase& c);
 
 }  // namespace fa2::simd
 
-#endif  // FA2_TESTS_ENGINE_BLOCK_H_
+#endif  // FA2_TESTS_SIMD_ENGINE_BLOCK_H_

@@ -1,6 +1,6 @@
 // The AMX engines with tile registers in software, for machines without AMX.
-#ifndef FA2_TESTS_AMX_EMULATED_H_
-#define FA2_TESTS_AMX_EMULATED_H_
+#ifndef FA2_TESTS_SIMD_AMX_EMULATED_H_
+#define FA2_TESTS_SIMD_AMX_EMULATED_H_
 
 #include "src/simd/amx_engine.h"
 
@@ -15,4 +15,4 @@ double TileProductDifference(uint32_t seed);
 
 }  // namespace fa2::simd
 
-#endif  // FA2_TESTS_AMX_EMULATED_H_
+#endif  // FA2_TESTS_SIMD_AMX_EMULATED_H_
