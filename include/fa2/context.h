@@ -29,7 +29,7 @@ struct ContextOptions {
   Allocator allocator;     // empty: 2 MiB pages where the system gives them
   std::string max_target;  // Highway's name in lower case ("avx2", …); empty:
                            // FA2_MAX_TARGET, or the best
-  std::string engine;      // "f32", "bf16dot", "amx"; empty: FA2_ENGINE, or the
+  std::string engine;      // "f32", "amx"; empty: FA2_ENGINE, or the
                            // fastest for the data
 };
 

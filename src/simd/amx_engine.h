@@ -17,10 +17,7 @@ enum class AmxTerms {
   // bf16 inputs, P and dS as three terms: 1 product for S and dP, 3 for the
   // gradients and O. bf16 `exact`.
   kBf16Exact,
-  // Inputs (f16 exactly, f32 to 2^-18), P and dS as two terms: 3 products, some
-  // 5e-6 in the gradients. f16 `fast`, f32 `high`.
-  kTwoTerms,
-  // f16 inputs as two terms, P and dS as three: 4 and 5 products. f16 `exact`.
+  // f16 inputs as two terms (exactly), P and dS as three: 4 and 5 products.
   kF16Exact,
   // Everything as three terms: 6 products, f32's own accuracy.
   kF32,

@@ -99,8 +99,6 @@ const Engine* AmxEngineFor(AmxTerms terms) {
       return MakeAmxEngine<AmxVariant<Tiles, 1, 1>>("amx");
     case AmxTerms::kBf16Exact:
       return MakeAmxEngine<AmxVariant<Tiles, 1, 3>>("amx_bf16_exact");
-    case AmxTerms::kTwoTerms:
-      return MakeAmxEngine<AmxVariant<Tiles, 2, 2>>("amx_two_terms");
     case AmxTerms::kF16Exact:
       return MakeAmxEngine<AmxVariant<Tiles, 2, 3>>("amx_f16_exact");
     case AmxTerms::kF32:

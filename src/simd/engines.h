@@ -12,18 +12,17 @@
 
 namespace fa2::simd {
 
-// A user's choice of matrix engine, by name; empty: the fastest.
+// A user's choice of matrix engine, by name; empty: the default.
 struct EngineCap {
   std::string name;
 };
 
-// Names of the matrix engines that the targets (a mask) and this CPU have,
-// fastest first: some of "amx", "bf16dot", "f32".
+// Names of the matrix engines that the targets (a mask) and this CPU have, the
+// default first: some of "f32", "amx".
 std::vector<std::string> EngineNames(int64_t targets);
 
 // The engine for inputs of this dtype at this precision: f64 inputs always run
-// in f64, the rest on the fastest engine within the cap that keeps the
-// precision's bound.
+// in f64, the rest on the engine that the cap names.
 const Engine* ChooseEngine(int64_t targets, const EngineCap& cap, DType inputs,
                            Precision precision);
 

@@ -429,7 +429,7 @@ class BlockProblem {
       Describe(b, block, scratch);
       block.k_score = k_score.get();
       block.v_score = v_score.get();
-      block.k_grad = e_.grad_left_is_score_left ? k_score.get() : k_grad.get();
+      block.k_grad = k_grad.get();
       block.q_score = q_score.get();
       block.dout_score = o_score.get();
       block.q_grad = q_grad.get();
