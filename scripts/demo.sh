@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Shows fa2 at work: installs what is missing, builds, checks the kernels against the outputs of a
-# GPU kernel, and prints a table of speeds.
+# GPU kernel, prints a table of speeds, and trains a small GPT for 60 steps.
 #   scripts/demo.sh [arguments of fa2_demo...]
 # Environment: FA2_BUILD_DIR (default: build).
 set -euo pipefail
@@ -11,6 +11,9 @@ echo "== Installing what is missing"
 scripts/install_deps.sh build
 echo "== Building into $build (the first time takes minutes)"
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release >/dev/null
-cmake --build "$build" --target fa2_demo
+cmake --build "$build" --target fa2_demo train_gpt
 echo "== Running"
 "$build/tools/fa2_demo" "$@"
+echo
+echo "== Training a small GPT on fa2's kernels"
+"$build/examples/train_gpt/train_gpt" --steps=60
