@@ -30,7 +30,7 @@ struct ContextOptions {
   std::string max_target;  // Highway's name in lower case ("avx2", …); empty:
                            // FA2_MAX_TARGET, or the best
   std::string engine;      // "f32" or "amx" (where the CPU has it); empty:
-                           // FA2_ENGINE, or "f32"
+                           // FA2_ENGINE, or the fastest for each call
 };
 
 // What a context computes with, for logs and for `fa2 info`.

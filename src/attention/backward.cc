@@ -378,8 +378,9 @@ Status Prepare(const AttentionBackwardArgs& args, const Context& context,
   Status status = CheckBackward(args, &state->problem);
   if (!status.ok()) return status;
   const Context::Impl& impl = context.impl();
-  *engine = simd::ChooseEngine(impl.targets(), impl.engine_cap(), args.q.dtype,
-                               args.options.precision);
+  *engine =
+      simd::ChooseEngine(impl.targets(), impl.engine_cap(), args.q.dtype,
+                         args.options.precision, state->problem.most_keys());
   const TensorView dbias = BlockBiasGradient(args.dbias, state->problem);
   PlanBackward(state->problem, **engine, SharesBatch(dbias), SharesHeads(dbias),
                &state->plan);

@@ -272,8 +272,9 @@ Status Prepare(const AttentionForwardArgs& args, const Context& context,
   Status status = CheckForward(args, &state->problem);
   if (!status.ok()) return status;
   const Context::Impl& impl = context.impl();
-  *engine = simd::ChooseEngine(impl.targets(), impl.engine_cap(), args.q.dtype,
-                               args.options.precision);
+  *engine =
+      simd::ChooseEngine(impl.targets(), impl.engine_cap(), args.q.dtype,
+                         args.options.precision, state->problem.most_keys());
   PlanForward(state->problem, **engine, &state->plan);
   return Status::Ok();
 }

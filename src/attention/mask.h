@@ -51,6 +51,11 @@ class Mask {
             std::clamp<int64_t>(i + upper_ + 1, 0, nk_)};
   }
 
+  // More keys than this no query sees.
+  int64_t MostKeys() const {
+    return std::clamp<int64_t>(upper_ - lower_ + 1, 0, nk_);
+  }
+
   // Hull of the keys that any of the queries sees.
   Interval KeysOf(Interval queries) const {
     if (queries.empty()) return {};

@@ -397,6 +397,14 @@ Status CheckBackward(const AttentionBackwardArgs& args, Problem* p) {
   return CheckOverlap(outputs, inputs);
 }
 
+int64_t Problem::most_keys() const {
+  int64_t most = 0;
+  for (const Sequence& sequence : sequences) {
+    most = std::max(most, sequence.mask.MostKeys());
+  }
+  return most;
+}
+
 simd::Rows RowsOf(const ConstTensorView& view, int64_t batch, int64_t head,
                   int64_t first, int64_t count) {
   simd::Rows rows;

@@ -150,7 +150,7 @@ ContextInfo Context::Info() const {
   info.num_threads = impl_->pool().num_threads();
   info.target = simd::BestTargetName(targets);
   info.engine = simd::ChooseEngine(targets, impl_->engine_cap(), DType::kBF16,
-                                   Precision::kFast)
+                                   Precision::kFast, simd::kManyKeys)
                     ->name;
   info.targets = simd::TargetNames(simd::AvailableTargets());
   info.engines = simd::EngineNames(targets);

@@ -74,8 +74,8 @@ struct BackwardScratch {
   int64_t chunk_bytes;  // a term of dS pairs
   int64_t bytes;
 
-  BackwardScratch(void* memory, int64_t keys, int64_t queries, int64_t terms,
-                  int64_t chunk_panels) {
+  BackwardScratch(void* memory, int64_t keys, int64_t queries, int64_t p_terms,
+                  int64_t ds_terms, int64_t chunk_panels) {
     const int64_t key_panels = amx::Panels(keys);
     // 8: the widest panel of query tiles.
     const int64_t query_panels = (amx::Panels(queries) + 7) / 8 * 8;
@@ -89,9 +89,9 @@ struct BackwardScratch {
       return p;
     };
     tiles = take(4 * 4096);
-    p = take(slab_bytes * terms);
-    ds = take(slab_bytes * terms);
-    pairs = take(chunk_bytes * terms);
+    p = take(slab_bytes * p_terms);
+    ds = take(slab_bytes * ds_terms);
+    pairs = take(chunk_bytes * ds_terms);
     lse2 = reinterpret_cast<float*>(take(query_panels * 128));
     tile_start = reinterpret_cast<float*>(take(query_panels * 128));
     late_delta = reinterpret_cast<float*>(take(query_panels * 128));
@@ -106,7 +106,8 @@ template <class Variant, int kSteps>
 class BackwardPass {
   using Tiles = typename Variant::Tiles;
   static constexpr int kIn = Variant::kInputTerms;
-  static constexpr int kScore = Variant::kScoreTerms;
+  static constexpr int kP = Variant::kProbabilityTerms;
+  static constexpr int kDs = Variant::kGradientTerms;
   // Panels as wide as the head dim has steps, see ScoreLayout.
   static constexpr int kPanelTiles = kSteps == 0   ? 4
                                      : kSteps <= 2 ? 2
@@ -123,7 +124,8 @@ class BackwardPass {
         vt_(amx::DepthTiles(block.value_dim)),
         chunk_(amx::ChunkPanels(block.head_dim)),
         panels_(Layout::Panels(queries_)),
-        s_(AlignPage(block.scratch), block.keys, block.queries, kScore, chunk_),
+        s_(AlignPage(block.scratch), block.keys, block.queries, kP, kDs,
+           chunk_),
         dummy_{s_.tiles, 0, 0} {}
 
   void Run() {
@@ -139,10 +141,10 @@ class BackwardPass {
           Scores<FusedMode::kPlain>(chunk, slab, slab_end);
         }
         PendingTiles pending = dummy_;
-        KeyGradient(s_.p, b_.dout_grad, vt_, slab, slab_end, b_.add_to_dv,
-                    b_.dv, pending);
-        KeyGradient(s_.ds, b_.q_grad, dt_, slab, slab_end, b_.add_to_dk, b_.dk,
-                    pending);
+        KeyGradient<kP>(s_.p, b_.dout_grad, vt_, slab, slab_end, b_.add_to_dv,
+                        b_.dv, pending);
+        KeyGradient<kDs>(s_.ds, b_.q_grad, dt_, slab, slab_end, b_.add_to_dk,
+                         b_.dk, pending);
         StorePending<Tiles>(pending);
       }
       QueryGradient(chunk, chunk_end);
@@ -221,8 +223,8 @@ class BackwardPass {
     Place(chunk, slab, key, query, f);
     const __m512 zero = _mm512_setzero_ps();
     for (int row = 0; row < 32; row += 2) {
-      StoreRowPair<Tiles, kScore, kPanelTiles>(c_, f, row, zero, zero, zero,
-                                               zero, zero, zero, zero, zero);
+      StoreRowPair<Variant, kPanelTiles>(c_, f, row, zero, zero, zero, zero,
+                                         zero, zero, zero, zero);
     }
     if (b_.ds != nullptr) {
       float* out = static_cast<float*>(b_.ds) +
@@ -305,6 +307,7 @@ class BackwardPass {
   }
 
   // dV (P, dO) or dK (dS, Q) of a slab.
+  template <int kTerms>
   void KeyGradient(const uint8_t* left, const void* right, int64_t depth_tiles,
                    int64_t slab, int64_t slab_end, bool add, void* accumulator,
                    PendingTiles& pending) const {
@@ -315,7 +318,7 @@ class BackwardPass {
       int64_t first = 0, last = queries_;
       while (first < last && At(key, first).hidden()) ++first;
       while (first < last && At(key, last - 1).hidden()) --last;
-      const SlabRows<kScore, kPanelTiles> a{
+      const SlabRows<kTerms, kPanelTiles> a{
           left + Layout::Rows(key - slab, 0, panels_), s_.slab_bytes};
       uint8_t* c =
           static_cast<uint8_t*>(accumulator) + 2 * key * columns * kTileBytes;
@@ -342,8 +345,8 @@ class BackwardPass {
       int64_t first = 0, last = panels;
       while (first < last && At(chunk + first, query).hidden()) ++first;
       while (first < last && At(chunk + last - 1, query).hidden()) --last;
-      const ChunkPairs<kScore, kPanelTiles> pairs{s_.pairs, s_.chunk_bytes,
-                                                  query, chunk_};
+      const ChunkPairs<kDs, kPanelTiles> pairs{s_.pairs, s_.chunk_bytes, query,
+                                               chunk_};
       uint8_t* c =
           static_cast<uint8_t*>(b_.dq) + query * columns * 2 * kTileBytes;
       for (int64_t d = 0; d < columns; d += 2) {
@@ -371,9 +374,9 @@ class BackwardPass {
 
 template <class Variant>
 void Backward(const BackwardBlock& block) {
-  // Unrolled loops for the usual head dims of the fastest variant; the others
+  // Unrolled loops for the usual head dims of the fast variants; the others
   // spend their time in tile products.
-  if constexpr (Variant::kScoreTerms == 1) {
+  if constexpr (Variant::kFast) {
     const int64_t dt = amx::DepthTiles(block.head_dim);
     if (dt == amx::DepthTiles(block.value_dim)) {
       switch (dt) {

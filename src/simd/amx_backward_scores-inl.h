@@ -76,25 +76,28 @@ struct FusedContext {
   const BackwardBlock* block = nullptr;
 };
 
-template <class Tiles, int kTerms, int kPanelTiles>
+template <class Variant, int kPanelTiles>
 HWY_INLINE void StoreRowPair(const FusedContext& c, const FusedBlock& b,
                              int row, __m512 p00, __m512 p01, __m512 p10,
                              __m512 p11, __m512 s00, __m512 s01, __m512 s10,
                              __m512 s11) {
   using Layout = ScoreLayout<kPanelTiles>;
+  using Tiles = typename Variant::Tiles;
   uint8_t* HWY_RESTRICT p = b.p + row * Layout::kRow;
   uint8_t* HWY_RESTRICT ds = b.ds + row * Layout::kRow;
   uint8_t* HWY_RESTRICT pairs = b.ds_pairs + row / 2 * Layout::kPairRow;
-  __m512i even[kTerms], odd[kTerms];
-  SplitTerms<Tiles, kTerms>(p00, p01, even);
-  SplitTerms<Tiles, kTerms>(p10, p11, odd);
-  for (int t = 0; t < kTerms; ++t) {
-    _mm512_store_si512(p + t * c.p_term, even[t]);
-    _mm512_store_si512(p + t * c.p_term + Layout::kRow, odd[t]);
+  constexpr int kP = Variant::kProbabilityTerms;
+  constexpr int kDs = Variant::kGradientTerms;
+  __m512i p_even[kP], p_odd[kP], even[kDs], odd[kDs];
+  SplitTerms<Tiles, kP>(p00, p01, p_even);
+  SplitTerms<Tiles, kP>(p10, p11, p_odd);
+  for (int t = 0; t < kP; ++t) {
+    _mm512_store_si512(p + t * c.p_term, p_even[t]);
+    _mm512_store_si512(p + t * c.p_term + Layout::kRow, p_odd[t]);
   }
-  SplitTerms<Tiles, kTerms>(s00, s01, even);
-  SplitTerms<Tiles, kTerms>(s10, s11, odd);
-  for (int t = 0; t < kTerms; ++t) {
+  SplitTerms<Tiles, kDs>(s00, s01, even);
+  SplitTerms<Tiles, kDs>(s10, s11, odd);
+  for (int t = 0; t < kDs; ++t) {
     _mm512_store_si512(ds + t * c.ds_term, even[t]);
     _mm512_store_si512(ds + t * c.ds_term + Layout::kRow, odd[t]);
     _mm512_store_si512(pairs + t * c.pairs_term,
@@ -143,8 +146,8 @@ HWY_INLINE void FuseRowPair(const FusedContext& c, const FusedBlock& b,
   FuseVector<Variant, kMasked>(s1, dp1, scale, lse1, m01, p01, d01);
   FuseVector<Variant, kMasked>(s0 + 64, dp0 + 64, scale, lse0, m10, p10, d10);
   FuseVector<Variant, kMasked>(s1 + 64, dp1 + 64, scale, lse1, m11, p11, d11);
-  StoreRowPair<typename Variant::Tiles, Variant::kScoreTerms, kPanelTiles>(
-      c, b, row, p00, p01, p10, p11, d00, d01, d10, d11);
+  StoreRowPair<Variant, kPanelTiles>(c, b, row, p00, p01, p10, p11, d00, d01,
+                                     d10, d11);
 }
 
 // Every option; a call of its own, so that the fast paths stay small.
@@ -188,9 +191,9 @@ HWY_NOINLINE void FuseRowPairGeneral(const FusedContext& c, const FusedBlock& b,
       d[r][h] = _mm512_maskz_mul_ps(e.visible, grad, e.slope);
     }
   }
-  StoreRowPair<typename Variant::Tiles, Variant::kScoreTerms, kPanelTiles>(
-      c, b, 2 * pair, p[0][0], p[0][1], p[1][0], p[1][1], d[0][0], d[0][1],
-      d[1][0], d[1][1]);
+  StoreRowPair<Variant, kPanelTiles>(c, b, 2 * pair, p[0][0], p[0][1], p[1][0],
+                                     p[1][1], d[0][0], d[0][1], d[1][0],
+                                     d[1][1]);
 }
 
 template <class Variant, int kPanelTiles, FusedMode kMode>
@@ -325,6 +328,13 @@ struct ScoreLoop {
 
   template <int kProduct, int kC, int kA, int kB, int kKeyHalf, int kQueryHalf>
   HWY_INLINE void Start() const {
+    Clear<kProduct, kC, kKeyHalf, kQueryHalf>();
+    Tiles::template Dot<kC, kA, kB>();
+  }
+
+  // Stores what the product before left and gives this one its first value.
+  template <int kProduct, int kC, int kKeyHalf, int kQueryHalf>
+  HWY_INLINE void Clear() const {
     if constexpr (kProduct == 0) {
       Tiles::template Store<kC>(o.dp[kKeyHalf][kQueryHalf]);
       Tiles::template Zero<kC>();
@@ -332,7 +342,6 @@ struct ScoreLoop {
       Tiles::template Store<kC>(o.s[kKeyHalf][kQueryHalf]);
       Tiles::template Load<kC>(o.tile_start + 16 * kQueryHalf, 0);
     }
-    Tiles::template Dot<kC, kA, kB>();
   }
 
   template <int kProduct, class Base, int... kPair>
@@ -360,6 +369,12 @@ struct ScoreLoop {
     } else {
       const int64_t steps = kProduct == 0 ? o.steps_qk : o.steps_vo;
       const int64_t before = kProduct == 0 ? 0 : o.steps_qk;
+      if (steps == 0) {
+        Clear<kProduct, 0, 0, 0>();
+        Clear<kProduct, 1, 0, 1>();
+        Clear<kProduct, 2, 1, 0>();
+        Clear<kProduct, 3, 1, 1>();
+      }
       for (int64_t step = 0; step < steps; ++step) {
         StepPairs<kProduct>(step, (before + step) * kStepSlots, step == 0,
                             scale, lse0, lse1,
@@ -384,6 +399,9 @@ HWY_NOINLINE void ScoreStep(const ScoreOperands& o, const FusedContext& c,
   }
   loop.template RunProduct<0>(scale, lse0, lse1);
   loop.template RunProduct<1>(scale, lse0, lse1);
+  if (kMode != FusedMode::kNone && loop.slots == 0) {
+    FuseAll<Variant, kPanelTiles, kMode>(c, fused);
+  }
 }
 
 }  // namespace fa2::simd::HWY_NAMESPACE

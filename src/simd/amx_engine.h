@@ -14,6 +14,9 @@ namespace fa2::simd {
 enum class AmxTerms {
   // bf16 inputs, P and dS rounded to bf16: 1 product. bf16 `fast`.
   kBf16,
+  // The same with P as two terms: 2 products for O and dV. bf16 `fast` where
+  // queries see few keys.
+  kBf16FewKeys,
   // bf16 inputs, P and dS as three terms: 1 product for S and dP, 3 for the
   // gradients and O. bf16 `exact`.
   kBf16Exact,

@@ -61,7 +61,7 @@ template <class Variant, int kSteps>
 class ForwardPass {
   using Tiles = typename Variant::Tiles;
   static constexpr int kIn = Variant::kInputTerms;
-  static constexpr int kScore = Variant::kScoreTerms;
+  static constexpr int kScore = Variant::kProbabilityTerms;
   static constexpr int64_t kTermBytes = kStripPanels * 2 * kTileBytes;
 
  public:
@@ -341,7 +341,7 @@ class ForwardPass {
 
 template <class Variant>
 void Forward(const ForwardBlock& block) {
-  if constexpr (Variant::kScoreTerms == 1) {
+  if constexpr (Variant::kFast) {
     switch (amx::DepthTiles(block.head_dim)) {
       case 2:
         return ForwardPass<Variant, 2>(block).Run();

@@ -26,7 +26,7 @@ template <class Variant>
 HWY_INLINE void ExpRowPair(const ExpBlock& b, int64_t term_bytes, int pair,
                            __m512 scale, __m512 max0, __m512 max1, __m512& sum0,
                            __m512& sum1) {
-  constexpr int kTerms = Variant::kScoreTerms;
+  constexpr int kTerms = Variant::kProbabilityTerms;
   const int row = 2 * pair;
   const uint8_t* s = b.s + row / 16 * 2 * kTileBytes + row % 16 * 64;
   const auto exp = [](const uint8_t* at, __m512 factor, __m512 max) HWY_ATTR {
@@ -201,7 +201,16 @@ HWY_NOINLINE void ForwardScoreStep(const uint8_t* k, const uint8_t* q,
                                    int64_t steps, const PendingTiles& c,
                                    PendingTiles& pending, const ExpState& state,
                                    const ExpBlock& b) {
-  if (b.s != nullptr) {
+  using Tiles = typename Variant::Tiles;
+  if (kSteps == 0 && steps == 0) {
+    // A head dim of 0: S = 0.
+    StorePending<Tiles>(pending);
+    Tiles::template Zero<0>();
+    Tiles::template Zero<1>();
+    Tiles::template Zero<2>();
+    Tiles::template Zero<3>();
+    if (b.s != nullptr) ExpAll<Variant>(state, b);
+  } else if (b.s != nullptr) {
     ForwardScoreLoop<Variant, kSteps, true>{k, q, steps, pending, state, b}
         .Run();
   } else {

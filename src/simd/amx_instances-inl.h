@@ -12,16 +12,18 @@
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
 
-// kInput: bf16 terms of Q, K, V and dO; kScore: of P and dS. The latter decides
-// the accuracy, and with it which products of terms are left out and how good
-// the exponential has to be.
-template <class TilesClass, int kInput, int kScore>
+// kInput: bf16 terms of Q, K, V and dO; kProbability: of P; kGradient: of dS.
+// The last two decide the accuracy, and with it which products of terms are
+// left out and how good the exponential has to be.
+template <class TilesClass, int kInput, int kProbability, int kGradient>
 struct AmxVariant {
   using Tiles = TilesClass;
   static constexpr int kInputTerms = kInput;
-  static constexpr int kScoreTerms = kScore;
-  static constexpr int kTermLimit = kScore;
-  static constexpr int kExpDegree = kScore == 1 ? 3 : 6;
+  static constexpr int kProbabilityTerms = kProbability;
+  static constexpr int kGradientTerms = kGradient;
+  static constexpr int kTermLimit = kProbability;
+  static constexpr bool kFast = kGradient == 1;
+  static constexpr int kExpDegree = kFast ? 4 : 6;
 };
 
 // Blocks: K, V, K^T, dK and dV of the keys, Q and dO (packed twice) and dQ of
@@ -57,9 +59,9 @@ inline size_t AmxAccumulatorBytes(int64_t rows, int64_t depth) {
 template <class Variant>
 size_t AmxScratchBytes(const BlockSizes& blocks, int64_t head_dim,
                        int64_t value_dim) {
-  const BackwardScratch backward(nullptr, blocks.keys, blocks.queries,
-                                 Variant::kScoreTerms,
-                                 amx::ChunkPanels(head_dim));
+  const BackwardScratch backward(
+      nullptr, blocks.keys, blocks.queries, Variant::kProbabilityTerms,
+      Variant::kGradientTerms, amx::ChunkPanels(head_dim));
   const int64_t forward = ForwardPass<Variant, 0>::ScratchBytes(
       amx::Panels(blocks.keys), amx::Panels(blocks.queries));
   (void)value_dim;
@@ -96,13 +98,15 @@ template <class Tiles>
 const Engine* AmxEngineFor(AmxTerms terms) {
   switch (terms) {
     case AmxTerms::kBf16:
-      return MakeAmxEngine<AmxVariant<Tiles, 1, 1>>("amx");
+      return MakeAmxEngine<AmxVariant<Tiles, 1, 1, 1>>("amx");
+    case AmxTerms::kBf16FewKeys:
+      return MakeAmxEngine<AmxVariant<Tiles, 1, 2, 1>>("amx");
     case AmxTerms::kBf16Exact:
-      return MakeAmxEngine<AmxVariant<Tiles, 1, 3>>("amx_bf16_exact");
+      return MakeAmxEngine<AmxVariant<Tiles, 1, 3, 3>>("amx_bf16_exact");
     case AmxTerms::kF16Exact:
-      return MakeAmxEngine<AmxVariant<Tiles, 2, 3>>("amx_f16_exact");
+      return MakeAmxEngine<AmxVariant<Tiles, 2, 3, 3>>("amx_f16_exact");
     case AmxTerms::kF32:
-      return MakeAmxEngine<AmxVariant<Tiles, 3, 3>>("amx_f32");
+      return MakeAmxEngine<AmxVariant<Tiles, 3, 3, 3>>("amx_f32");
   }
   return nullptr;
 }

@@ -19,22 +19,26 @@ bool HasAmx(int64_t targets) {
 }  // namespace
 
 std::vector<std::string> EngineNames(int64_t targets) {
-  std::vector<std::string> names = {kF32};
+  std::vector<std::string> names;
   if (HasAmx(targets)) names.push_back(kAmx);
+  names.push_back(kF32);
   return names;
 }
 
-// AMX must be asked for: in bf16 its out and dv err 0.03% to 0.4% more than a
-// GPU's kernel on the same input (docs/performance.md), which is more than
-// `fast` allows.
+// By itself AMX is taken for bf16 in `fast` only: products of several terms are
+// slower there than F32Fma (docs/performance.md).
 const Engine* ChooseEngine(int64_t targets, const EngineCap& cap, DType inputs,
-                           Precision precision) {
+                           Precision precision, int64_t keys) {
   if (inputs == DType::kF64) return F64Engine(targets);
-  if (cap.name != kAmx || !HasAmx(targets)) return F32Engine(targets);
+  if (cap.name == kF32 || !HasAmx(targets)) return F32Engine(targets);
+  if (inputs == DType::kBF16 && precision != Precision::kExact) {
+    return AmxEngine(keys < kManyKeys ? AmxTerms::kBf16FewKeys
+                                      : AmxTerms::kBf16);
+  }
+  if (cap.name != kAmx) return F32Engine(targets);
   switch (inputs) {
     case DType::kBF16:
-      return AmxEngine(precision == Precision::kExact ? AmxTerms::kBf16Exact
-                                                      : AmxTerms::kBf16);
+      return AmxEngine(AmxTerms::kBf16Exact);
     case DType::kF16:
       return AmxEngine(AmxTerms::kF16Exact);
     default:

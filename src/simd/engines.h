@@ -12,19 +12,25 @@
 
 namespace fa2::simd {
 
+// Rounding P to bf16 leaves an error of 2^-9 of each probability, which
+// averages out over many keys but not over few: where no query sees as many as
+// these, `fast` keeps P to two bf16 terms if the engine can.
+inline constexpr int64_t kManyKeys = 256;
+
 // A user's choice of matrix engine, by name; empty: the default.
 struct EngineCap {
   std::string name;
 };
 
 // Names of the matrix engines that the targets (a mask) and this CPU have, the
-// default first: some of "f32", "amx".
+// default for bf16 first: some of "amx", "f32".
 std::vector<std::string> EngineNames(int64_t targets);
 
-// The engine for inputs of this dtype at this precision: f64 inputs always run
-// in f64, the rest on the engine that the cap names.
+// The engine for inputs of this dtype at this precision, whose queries see up
+// to `keys` keys: f64 inputs always run in f64, the rest on the engine that the
+// cap names, else on the fastest.
 const Engine* ChooseEngine(int64_t targets, const EngineCap& cap, DType inputs,
-                           Precision precision);
+                           Precision precision, int64_t keys);
 
 // Highway engines, defined in a translation unit each.
 const Engine* F32Engine(int64_t targets);

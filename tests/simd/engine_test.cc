@@ -40,6 +40,8 @@ std::vector<Subject> Subjects() {
     if (engine(AmxTerms::kBf16) == nullptr) return;
     subjects.push_back(
         {name + "_fast", engine(AmxTerms::kBf16), DType::kBF16, 4e-3});
+    subjects.push_back({name + "_few_keys", engine(AmxTerms::kBf16FewKeys),
+                        DType::kBF16, 4e-3});
     subjects.push_back(
         {name + "_exact", engine(AmxTerms::kBf16Exact), DType::kBF16, 3e-6});
     subjects.push_back(
@@ -229,8 +231,9 @@ TEST(AmxTiles, HardwareMatchesEmulation) {
 }
 
 TEST(AmxTiles, EnginesComeTogether) {
-  for (AmxTerms terms : {AmxTerms::kBf16, AmxTerms::kBf16Exact,
-                         AmxTerms::kF16Exact, AmxTerms::kF32}) {
+  for (AmxTerms terms :
+       {AmxTerms::kBf16, AmxTerms::kBf16FewKeys, AmxTerms::kBf16Exact,
+        AmxTerms::kF16Exact, AmxTerms::kF32}) {
     EXPECT_EQ(AmxEngine(terms) != nullptr, AmxAvailable());
   }
 }
