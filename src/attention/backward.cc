@@ -1,7 +1,7 @@
 // FlashAttention-2 backward (Dao 2023, algorithm 2), key blocks outermost:
 //
 //   pre-pass   pack Q, dO, K, V once a head; delta = rowsum(O dO) - dlse
-//   phases     for each item of a phase, in parallel:
+//   steps      for each item of a step, in parallel:
 //                for each key block of the item
 //                  for each query block of the item, and query head of the
 //                  group
@@ -10,7 +10,7 @@
 //                    dQ += dS K (into the partial of the item's split)
 //   reduction  dQ partials in order of their split; scale; round; store
 //
-// An item owns its rows of dK and dV, and in its phase its rows of one dQ
+// An item owns its rows of dK and dV, and in its step its rows of one dQ
 // partial: nothing is added to by two items at once, and every sum has a fixed
 // order.
 #include <algorithm>
@@ -217,12 +217,11 @@ void BackwardRun::Execute(const threading::Pool& pool) {
     PackKeys(worker, s, h, b);
   });
 
-  for (size_t phase = 0; phase + 1 < plan_.phase_begin.size(); ++phase) {
-    const int64_t begin = plan_.phase_begin[phase];
-    pool.For(plan_.phase_begin[phase + 1] - begin,
-             [&](int64_t item, int worker) {
-               RunItem(workers_ + worker, begin + item);
-             });
+  for (size_t step = 0; step + 1 < plan_.step_begin.size(); ++step) {
+    const int64_t begin = plan_.step_begin[step];
+    pool.For(plan_.step_begin[step + 1] - begin, [&](int64_t item, int worker) {
+      RunItem(workers_ + worker, begin + item);
+    });
   }
 
   if (want_dq()) {
@@ -246,43 +245,38 @@ void BackwardRun::Execute(const threading::Pool& pool) {
 void BackwardRun::RunItem(Worker* worker, int64_t index) const {
   const BackwardItem& item = plan_.items[index];
   const BackwardSequence& s = plan_.sequences[item.sequence_begin];
-  const BlockRange keys =
-      RangeOf(item.split * s.phases + item.range, s.splits * s.phases,
-              s.keys.count(), s.fold_keys);
-  const BlockRange queries =
-      RangeOf((item.range + item.phase) % s.phases, s.phases, s.queries.count(),
-              s.fold_queries);
   const int64_t group = problem_.group();
-  for (const Interval& key_run : keys.runs) {
-    for (int64_t kb = key_run.begin; kb < key_run.end; ++kb) {
-      uint8_t own_touched = 0;
-      for (const Interval& query_run : queries.runs) {
-        for (int64_t qb = query_run.begin; qb < query_run.end; ++qb) {
-          for (int64_t h = item.head_begin * group; h < item.head_end * group;
-               ++h) {
-            for (int64_t sequence = item.sequence_begin;
-                 sequence < item.sequence_end; ++sequence) {
-              uint8_t* touched =
-                  plan_.shared_key_gradients
-                      ? dkv_touched_ + KeyFlag(sequence, h / group, kb)
-                      : &own_touched;
-              RunBlock(worker, item, sequence, h, kb, qb, touched);
-            }
+  ForEachCell(s, item, [&](int64_t kb, const Interval& shown, int64_t range) {
+    const BlockRange queries =
+        RangeOf(range, s.phases, s.queries.count(), s.fold_queries);
+    uint8_t own_touched = 0;
+    for (const Interval& query_run : queries.runs) {
+      for (int64_t qb = query_run.begin; qb < query_run.end; ++qb) {
+        for (int64_t h = item.head_begin * group; h < item.head_end * group;
+             ++h) {
+          for (int64_t sequence = item.sequence_begin;
+               sequence < item.sequence_end; ++sequence) {
+            uint8_t* touched =
+                plan_.shared_key_gradients
+                    ? dkv_touched_ + KeyFlag(sequence, h / group, kb)
+                    : &own_touched;
+            RunBlock(worker, item, sequence, h, kb, shown, qb, touched);
           }
         }
       }
-      if (!plan_.shared_key_gradients) {
-        StoreKeyGradients(worker, item.sequence_begin, item.head_begin, kb,
-                          own_touched != 0 ? worker->dk : nullptr,
-                          own_touched != 0 ? worker->dv : nullptr);
-      }
     }
-  }
+    if (!plan_.shared_key_gradients) {
+      StoreKeyGradients(worker, item.sequence_begin, item.head_begin, kb,
+                        own_touched != 0 ? worker->dk : nullptr,
+                        own_touched != 0 ? worker->dv : nullptr);
+    }
+  });
 }
 
 void BackwardRun::RunBlock(Worker* worker, const BackwardItem& item,
                            int64_t sequence, int64_t head, int64_t key_block,
-                           int64_t query_block, uint8_t* key_touched) const {
+                           const Interval& shown, int64_t query_block,
+                           uint8_t* key_touched) const {
   const BackwardSequence& s = plan_.sequences[sequence];
   const int64_t kv_head = head / problem_.group();
   BlockPlace place;
@@ -290,6 +284,7 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardItem& item,
   place.head = head;
   place.queries = s.queries.Block(query_block);
   place.keys = s.keys.Block(key_block);
+  place.shown = shown;
   place.padded_queries = s.queries.Padded(place.queries);
   place.padded_keys = s.keys.Padded(place.keys);
 
@@ -344,7 +339,7 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardItem& item,
     if (sum_keys) block.ds = worker->key_sums_ds;
     if (args_.dalibi_slopes.given()) {
       block.alibi_gradient = dalibi_terms_ + head * plan_.parts + s.part +
-                             item.split * s.phases + item.range;
+                             item.split * s.phases + item.group;
     }
     engine_.backward(block);
     if (sum_keys) {
@@ -382,8 +377,12 @@ Status Prepare(const AttentionBackwardArgs& args, const Context& context,
       simd::ChooseEngine(impl.targets(), impl.engine_cap(), args.q.dtype,
                          args.options.precision, state->problem.most_keys());
   const TensorView dbias = BlockBiasGradient(args.dbias, state->problem);
-  PlanBackward(state->problem, **engine, SharesBatch(dbias), SharesHeads(dbias),
-               &state->plan);
+  BackwardUse use;
+  use.share_batch = SharesBatch(dbias);
+  use.share_heads = SharesHeads(dbias);
+  use.score_gradients = args.dbias.given() || args.dalibi_slopes.given();
+  use.threads = impl.pool().num_threads();
+  PlanBackward(state->problem, **engine, use, &state->plan);
   return Status::Ok();
 }
 

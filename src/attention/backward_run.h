@@ -78,8 +78,8 @@ class BackwardRun {
   // Work items.
   void RunItem(Worker* worker, int64_t item) const;
   void RunBlock(Worker* worker, const BackwardItem& item, int64_t sequence,
-                int64_t head, int64_t key_block, int64_t query_block,
-                uint8_t* key_touched) const;
+                int64_t head, int64_t key_block, const Interval& shown,
+                int64_t query_block, uint8_t* key_touched) const;
 
   // After the last phase.
   void StoreQueryGradient(Worker* worker, int64_t sequence, int64_t head,

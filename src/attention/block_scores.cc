@@ -52,6 +52,9 @@ bool BlockScores::FindTiles(const BlockPlace& place, bool* hidden) {
       simd::TileState state =
           mask.State({q, std::min(q + simd::kTileQueries, place.queries.end)},
                      {k, k + simd::kTileKeys});
+      if (k < place.shown.begin || k >= place.shown.end) {
+        state = simd::TileState::kHidden;
+      }
       if (state != simd::TileState::kHidden && bias_tiles_.known() &&
           bias_tiles_.State(place.sequence, place.head, q, k) ==
               simd::TileState::kHidden) {
@@ -86,7 +89,8 @@ bool BlockScores::PrepareAs(const BlockPlace& place, simd::Block* block) {
   const simd::TileState whole =
       mask.State(place.queries, {k0, k0 + place.padded_keys});
   if (whole == simd::TileState::kHidden) return false;
-  if (whole != simd::TileState::kVisible || bias_tiles_.known()) {
+  const bool cut = place.shown.size() != place.keys.size();
+  if (whole != simd::TileState::kVisible || cut || bias_tiles_.known()) {
     bool hidden = false;
     const bool all_visible = FindTiles(place, &hidden);
     if (hidden) return false;

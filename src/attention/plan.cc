@@ -6,9 +6,11 @@
 namespace fa2::attention {
 namespace {
 
-// Items of one phase that the plan aims at: two for each of 64 cores, so that
-// the last ones to finish leave little idle time.
-constexpr int64_t kWantedItems = 128;
+// Items that the plan aims at, as many as 64 cores can take.
+constexpr int64_t kWantedItems = 64;
+// And what an item is worth at least: some 16 us of an AMX core's time, 100 us
+// of another's.
+constexpr double kLeastOperations = 16e6;
 // Phases end with all workers waiting for the last one (some 10 us).
 constexpr int64_t kMaxPhases = 16;
 // A block smaller than this does not amortise the calls around it.
@@ -56,21 +58,135 @@ BlockRange RangeOf(int64_t index, int64_t ranges, int64_t count, bool folded) {
   return {{run(index, 2 * ranges), run(2 * ranges - 1 - index, 2 * ranges)}};
 }
 
-void PlanBackward(const Problem& problem, const simd::Engine& engine,
-                  bool share_batch, bool share_heads, BackwardPlan* plan) {
-  plan->sequences.clear();
-  plan->query_blocks.clear();
-  plan->key_blocks.clear();
-  plan->items.clear();
-  plan->phase_begin.clear();
-  plan->q_rows = plan->k_rows = plan->dq_rows = 0;
-  plan->q_blocks = plan->k_blocks = plan->dq_blocks = plan->parts = 0;
-  plan->blocks = {0, 0};
+namespace {
 
+// Cuts one sequence, which is to get `wanted` ranges of keys.
+void CutSequence(const Problem& problem, const simd::Engine& engine,
+                 const Sequence& sequence, int64_t wanted, bool may_group,
+                 BackwardSequence* s) {
   const int64_t query_unit = BlockUnit(engine.query_panel, simd::kTileQueries);
   const int64_t key_unit = BlockUnit(engine.key_panel, simd::kTileKeys);
   const simd::BlockSizes preferred =
       engine.backward_blocks(problem.head_dim, problem.value_dim);
+  s->keys.rows = sequence.nk();
+  s->queries.rows = sequence.nq();
+  s->keys.panel = engine.key_panel;
+  s->queries.panel = engine.query_panel;
+  s->keys.size = FitBlock(preferred.keys, sequence.nk(), wanted, key_unit);
+  s->splits =
+      std::clamp<int64_t>(std::min(wanted, s->keys.count()), 1, kMaxSplits);
+  const bool fold = Triangular(problem.options);
+  // A range is a block; a power of two of them can be grouped in many ways.
+  int64_t phases = 1;
+  while (phases * s->splits < s->keys.count()) phases *= 2;
+  if (may_group && phases > 1 && phases <= kMaxPhases &&
+      2 * s->keys.size <= preferred.keys) {
+    const int64_t size =
+        FitBlock(preferred.queries, sequence.nq(), phases, query_unit);
+    // Query ranges may be empty, but no more than half of them.
+    if (phases < 2 * CeilDiv(sequence.nq(), size)) {
+      s->phases = phases;
+      s->range_keys = s->keys.size;
+    }
+  }
+  if (s->range_keys == 0) {
+    const int64_t ranges_left =
+        std::max<int64_t>(1, s->keys.count() / s->splits);
+    s->phases = std::clamp<int64_t>(CeilDiv(wanted, s->splits), 1,
+                                    std::min(kMaxPhases, ranges_left));
+  }
+  s->queries.size =
+      FitBlock(preferred.queries, sequence.nq(), s->phases, query_unit);
+  if (s->range_keys == 0) {
+    s->phases = std::clamp<int64_t>(s->phases, 1,
+                                    std::max<int64_t>(1, s->queries.count()));
+    s->fold_keys = fold && s->keys.count() >= 2 * s->splits * s->phases;
+  }
+  s->fold_queries =
+      fold && s->phases > 1 && s->queries.count() >= 2 * s->phases;
+}
+
+// Groups ranges as far as two items a thread are left, and makes their blocks
+// as large as the engine likes.
+void GroupRanges(const Problem& problem, const simd::Engine& engine,
+                 int threads, BackwardPlan* plan) {
+  const int64_t enough = threads == 1 ? 1 : 2 * threads;
+  const simd::BlockSizes preferred =
+      engine.backward_blocks(problem.head_dim, problem.value_dim);
+  const auto items = [&](int64_t group) {
+    int64_t count = 0;
+    for (const BackwardSequence& s : plan->sequences) {
+      count += CeilDiv(std::min(s.splits * s.phases, s.keys.count()),
+                       std::min(group, s.phases));
+    }
+    return count * problem.kv_heads;
+  };
+  int64_t group = 1;
+  while (group < kMaxPhases && items(2 * group) >= enough) group *= 2;
+  for (BackwardSequence& s : plan->sequences) {
+    if (s.range_keys == 0) continue;
+    s.group = std::min(group, s.phases);
+    while (2 * s.keys.size <=
+           std::min(preferred.keys, s.group * s.range_keys)) {
+      s.keys.size *= 2;
+    }
+  }
+}
+
+// Where the sequences lie in arrays of one head.
+void PlaceSequences(BackwardPlan* plan) {
+  for (BackwardSequence& s : plan->sequences) {
+    s.q_row = plan->q_rows;
+    s.k_row = plan->k_rows;
+    s.dq_row = plan->dq_rows;
+    s.q_block = plan->q_blocks;
+    s.k_block = plan->k_blocks;
+    s.dq_block = plan->dq_blocks;
+    s.part = plan->parts;
+    plan->q_rows += s.queries.padded();
+    plan->k_rows += s.keys.padded();
+    plan->dq_rows += s.splits * s.queries.padded();
+    plan->q_blocks += s.queries.count();
+    plan->k_blocks += s.keys.count();
+    plan->dq_blocks += s.splits * s.queries.count();
+    plan->parts += s.splits * s.phases;
+    plan->blocks.keys = std::max(plan->blocks.keys, s.keys.size);
+    plan->blocks.queries = std::max(plan->blocks.queries, s.queries.size);
+    const size_t index = static_cast<size_t>(&s - plan->sequences.data());
+    ListBlocks(s.queries, index, &plan->query_blocks);
+    ListBlocks(s.keys, index, &plan->key_blocks);
+    plan->shared_key_gradients |= s.phases > 1;
+  }
+}
+
+// Visible pairs of an item.
+double CostOf(const BackwardSequence& s, const Mask& mask,
+              const BackwardItem& item) {
+  double cost = 0.0;
+  ForEachCell(s, item, [&](int64_t, const Interval& keys, int64_t range) {
+    const BlockRange queries =
+        RangeOf(range, s.phases, s.queries.count(), s.fold_queries);
+    for (const Interval& run : queries.runs) {
+      cost += mask.Pairs({run.begin * s.queries.size,
+                          std::min(run.end * s.queries.size, s.queries.rows)},
+                         keys);
+    }
+  });
+  return cost;
+}
+
+}  // namespace
+
+void PlanBackward(const Problem& problem, const simd::Engine& engine,
+                  const BackwardUse& use, BackwardPlan* plan) {
+  plan->sequences.clear();
+  plan->query_blocks.clear();
+  plan->key_blocks.clear();
+  plan->items.clear();
+  plan->step_begin.clear();
+  plan->q_rows = plan->k_rows = plan->dq_rows = 0;
+  plan->q_blocks = plan->k_blocks = plan->dq_blocks = plan->parts = 0;
+  plan->blocks = {0, 0};
   const int64_t sequence_count = static_cast<int64_t>(problem.sequences.size());
 
   // Each sequence gets items by its share of the work.
@@ -78,99 +194,57 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
   for (const Sequence& s : problem.sequences) {
     total += s.mask.Pairs({0, s.nq()}, {0, s.nk()});
   }
-  const int64_t owners =
-      (share_batch ? 1 : sequence_count) * (share_heads ? 1 : problem.kv_heads);
-  int64_t phases = 1;
+  const int64_t heads = use.share_heads ? 1 : problem.kv_heads;
+  const int64_t owners = (use.share_batch ? 1 : sequence_count) * heads;
+  const double operations = 10.0 * total *
+                            static_cast<double>(problem.q_heads) *
+                            static_cast<double>(problem.head_dim);
+  const double items = std::clamp(operations / kLeastOperations, 1.0,
+                                  static_cast<double>(kWantedItems));
   plan->shared_key_gradients = owners != sequence_count * problem.kv_heads;
+  const bool may_group = engine.key_blocks_join && !use.share_batch &&
+                         !use.share_heads && !use.score_gradients;
   for (const Sequence& s : problem.sequences) {
     const double pairs = s.mask.Pairs({0, s.nq()}, {0, s.nk()});
     // With shared owners every sequence must be cut alike.
-    const double share = share_batch || total == 0.0
-                             ? 1.0 / (share_batch ? 1 : sequence_count)
+    const double share = use.share_batch || total == 0.0
+                             ? 1.0 / (use.share_batch ? 1 : sequence_count)
                              : pairs / total;
-    const double heads =
-        share_heads ? 1.0 : static_cast<double>(problem.kv_heads);
     const int64_t wanted = std::max<int64_t>(
         1,
-        std::llround(std::ceil(kWantedItems * share / std::max(heads, 1.0))));
-    BackwardSequence q;
-    q.keys.rows = s.nk();
-    q.queries.rows = s.nq();
-    q.keys.panel = engine.key_panel;
-    q.queries.panel = engine.query_panel;
-    q.keys.size = FitBlock(preferred.keys, s.nk(), wanted, key_unit);
-    q.splits =
-        std::clamp<int64_t>(std::min(wanted, q.keys.count()), 1, kMaxSplits);
-    const int64_t ranges_left = std::max<int64_t>(1, q.keys.count() / q.splits);
-    q.phases = std::clamp<int64_t>(CeilDiv(wanted, q.splits), 1,
-                                   std::min(kMaxPhases, ranges_left));
-    q.queries.size = FitBlock(preferred.queries, s.nq(), q.phases, query_unit);
-    q.phases = std::clamp<int64_t>(q.phases, 1,
-                                   std::max<int64_t>(1, q.queries.count()));
-    const bool fold = Triangular(problem.options);
-    q.fold_keys = fold && q.keys.count() >= 2 * q.splits * q.phases;
-    q.fold_queries = fold && q.phases > 1 && q.queries.count() >= 2 * q.phases;
-    q.q_row = plan->q_rows;
-    q.k_row = plan->k_rows;
-    q.dq_row = plan->dq_rows;
-    q.q_block = plan->q_blocks;
-    q.k_block = plan->k_blocks;
-    q.dq_block = plan->dq_blocks;
-    q.part = plan->parts;
-    plan->q_rows += q.queries.padded();
-    plan->k_rows += q.keys.padded();
-    plan->dq_rows += q.splits * q.queries.padded();
-    plan->q_blocks += q.queries.count();
-    plan->k_blocks += q.keys.count();
-    plan->dq_blocks += q.splits * q.queries.count();
-    plan->parts += q.splits * q.phases;
-    plan->blocks.keys = std::max(plan->blocks.keys, q.keys.size);
-    plan->blocks.queries = std::max(plan->blocks.queries, q.queries.size);
-    phases = std::max(phases, q.phases);
-    ListBlocks(q.queries, plan->sequences.size(), &plan->query_blocks);
-    ListBlocks(q.keys, plan->sequences.size(), &plan->key_blocks);
-    plan->shared_key_gradients |= q.phases > 1;
-    plan->sequences.push_back(q);
+        std::llround(std::ceil(
+            items * share / static_cast<double>(std::max<int64_t>(heads, 1)))));
+    BackwardSequence cut;
+    CutSequence(problem, engine, s, wanted, may_group, &cut);
+    plan->sequences.push_back(cut);
   }
+  GroupRanges(problem, engine, use.threads, plan);
+  PlaceSequences(plan);
   if (sequence_count == 0) return;
 
-  for (int64_t phase = 0; phase < phases; ++phase) {
-    plan->phase_begin.push_back(static_cast<int64_t>(plan->items.size()));
-    for (int64_t i = 0; i < (share_batch ? 1 : sequence_count); ++i) {
-      const BackwardSequence& q = plan->sequences[i];
-      const Mask& mask = problem.sequences[i].mask;
-      if (phase >= q.phases) continue;
-      for (int64_t split = 0; split < q.splits; ++split) {
-        for (int64_t range = 0; range < q.phases; ++range) {
-          const BlockRange keys =
-              RangeOf(split * q.phases + range, q.splits * q.phases,
-                      q.keys.count(), q.fold_keys);
-          const BlockRange queries =
-              RangeOf((range + phase) % q.phases, q.phases, q.queries.count(),
-                      q.fold_queries);
-          double cost = 0.0;
-          for (const Interval& k : keys.runs) {
-            for (const Interval& r : queries.runs) {
-              cost +=
-                  mask.Pairs({r.begin * q.queries.size,
-                              std::min(r.end * q.queries.size, q.queries.rows)},
-                             {k.begin * q.keys.size,
-                              std::min(k.end * q.keys.size, q.keys.rows)});
-            }
-          }
-          for (int64_t head = 0; head < (share_heads ? 1 : problem.kv_heads);
-               ++head) {
-            BackwardItem item;
-            item.phase = static_cast<int32_t>(phase);
-            item.split = static_cast<int32_t>(split);
-            item.range = static_cast<int32_t>(range);
-            item.sequence_begin = static_cast<int32_t>(i);
-            item.sequence_end =
-                static_cast<int32_t>(share_batch ? sequence_count : i + 1);
+  int64_t steps = 1;
+  for (const BackwardSequence& s : plan->sequences) {
+    steps = std::max(steps, s.steps());
+  }
+  for (int64_t step = 0; step < steps; ++step) {
+    plan->step_begin.push_back(static_cast<int64_t>(plan->items.size()));
+    for (int64_t i = 0; i < (use.share_batch ? 1 : sequence_count); ++i) {
+      const BackwardSequence& s = plan->sequences[i];
+      if (step >= s.steps()) continue;
+      for (int64_t split = 0; split < s.splits; ++split) {
+        for (int64_t group = 0; group < s.groups(); ++group) {
+          BackwardItem item;
+          item.step = static_cast<int32_t>(step);
+          item.split = static_cast<int32_t>(split);
+          item.group = static_cast<int32_t>(group);
+          item.sequence_begin = static_cast<int32_t>(i);
+          item.sequence_end =
+              static_cast<int32_t>(use.share_batch ? sequence_count : i + 1);
+          item.cost = CostOf(s, problem.sequences[i].mask, item);
+          for (int64_t head = 0; head < heads; ++head) {
             item.head_begin = static_cast<int32_t>(head);
-            item.head_end =
-                static_cast<int32_t>(share_heads ? problem.kv_heads : head + 1);
-            item.cost = cost;
+            item.head_end = static_cast<int32_t>(
+                use.share_heads ? problem.kv_heads : head + 1);
             item.rank = static_cast<int32_t>(plan->items.size());
             plan->items.push_back(item);
           }
@@ -178,12 +252,12 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
       }
     }
     // std::sort, unlike stable_sort, needs no memory; the ranks make it stable.
-    std::sort(plan->items.begin() + plan->phase_begin.back(), plan->items.end(),
+    std::sort(plan->items.begin() + plan->step_begin.back(), plan->items.end(),
               [](const BackwardItem& a, const BackwardItem& b) {
                 return a.cost != b.cost ? a.cost > b.cost : a.rank < b.rank;
               });
   }
-  plan->phase_begin.push_back(static_cast<int64_t>(plan->items.size()));
+  plan->step_begin.push_back(static_cast<int64_t>(plan->items.size()));
 }
 
 void PlanForward(const Problem& problem, const simd::Engine& engine,

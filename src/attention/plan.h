@@ -1,5 +1,6 @@
-// How a problem is cut into work: a pure function of the problem and the
-// engine, never of the number of threads, so results are the same bits on any.
+// How a problem is cut into work. What is added to what, and in which order, is
+// a pure function of the problem and the engine, never of the number of
+// threads, so results are the same bits on any.
 #ifndef FA2_SRC_ATTENTION_PLAN_H_
 #define FA2_SRC_ATTENTION_PLAN_H_
 
@@ -50,15 +51,25 @@ struct BlockRange {
 BlockRange RangeOf(int64_t index, int64_t ranges, int64_t count, bool folded);
 
 // One sequence of the backward plan. Its key blocks are cut into splits x
-// phases ranges, its query blocks into `phases` ranges. In phase p the item
-// (split s, range j) takes query range (j + p) mod phases: within a split no
-// two items of a phase share query rows, so they add to one dQ buffer of the
-// split without meeting, and every phase ends before the next begins.
+// phases ranges, its query blocks into `phases` ranges. In phase p range j of a
+// split takes query range (p - j) mod phases: within a split no two ranges of a
+// phase share query rows, so they add to one dQ buffer of the split without
+// meeting, and every phase ends before the next begins.
+//
+// Many narrow ranges fill many cores, but every range reads all of Q and dO. So
+// on few threads `group` neighbouring ranges make one item, whose blocks hold
+// several ranges. Sums keep their order: in step m the group of ranges
+// [j0, j0 + group) takes the `group` query ranges up to m group - j0, ranges of
+// a phase before 0 or after the last left out, where range j meets a query
+// range after range j - 1 has, and after its own phase before, as in phases.
 struct BackwardSequence {
   Blocks queries;
   Blocks keys;
   int64_t splits = 1;
   int64_t phases = 1;
+  // Keys of a range where ranges may be grouped, else 0.
+  int64_t range_keys = 0;
+  int64_t group = 1;  // divides phases
   bool fold_queries = false;
   bool fold_keys = false;
   // Row offsets of the sequence in arrays of one head.
@@ -69,12 +80,16 @@ struct BackwardSequence {
   int64_t k_block = 0;   // per-block flags of keys
   int64_t dq_block = 0;  // per-block flags of dQ partials
   int64_t part = 0;      // sums of key ranges
+
+  // Rounds of items, each of which ends before the next begins.
+  int64_t steps() const { return phases / group + (group > 1 ? 1 : 0); }
+  int64_t groups() const { return phases / group; }
 };
 
 struct BackwardItem {
-  int32_t phase = 0;
+  int32_t step = 0;
   int32_t split = 0;
-  int32_t range = 0;
+  int32_t group = 0;  // of ranges
   // The sequences and kv heads that the item works through: one of each,
   // unless they share a dbias, whose elements only one item may add to.
   int32_t sequence_begin = 0, sequence_end = 0;
@@ -88,19 +103,65 @@ struct BackwardPlan {
   std::vector<BackwardSequence> sequences;
   std::vector<BlockIndex> query_blocks;  // of all sequences
   std::vector<BlockIndex> key_blocks;
-  std::vector<BackwardItem> items;   // by phase, then longest first
-  std::vector<int64_t> phase_begin;  // into items; one more than phases
+  std::vector<BackwardItem> items;  // by step, then longest first
+  std::vector<int64_t> step_begin;  // into items; one more than steps
   // Totals over the sequences, of one head.
   int64_t q_rows = 0, k_rows = 0, dq_rows = 0;
   int64_t q_blocks = 0, k_blocks = 0, dq_blocks = 0, parts = 0;
-  // dK and dV live in the workspace from phase to phase (or item to item);
+  // dK and dV live in the workspace from step to step (or item to item);
   // otherwise each item keeps those of one key block to itself.
   bool shared_key_gradients = false;
 };
 
-// `share_batch`, `share_heads`: dbias sums over them.
+// What a plan is for, beside the problem.
+struct BackwardUse {
+  bool share_batch = false;  // dbias sums over it
+  bool share_heads = false;
+  bool score_gradients = false;  // dbias or the slopes' gradient is wanted:
+                                 // sums of their own, by range
+  int threads = 1;
+};
 void PlanBackward(const Problem& problem, const simd::Engine& engine,
-                  bool share_batch, bool share_heads, BackwardPlan* plan);
+                  const BackwardUse& use, BackwardPlan* plan);
+
+// Calls visit(key block, its keys that count, query range) for all that an item
+// works through, in order.
+template <class Visit>
+void ForEachCell(const BackwardSequence& s, const BackwardItem& item,
+                 const Visit& visit) {
+  if (s.range_keys == 0) {
+    const BlockRange keys =
+        RangeOf(item.split * s.phases + item.group, s.splits * s.phases,
+                s.keys.count(), s.fold_keys);
+    const int64_t queries = (item.step - item.group + s.phases) % s.phases;
+    for (const Interval& run : keys.runs) {
+      for (int64_t block = run.begin; block < run.end; ++block) {
+        visit(block, s.keys.Block(block), queries);
+      }
+    }
+    return;
+  }
+  const int64_t j0 = item.group * s.group;
+  const int64_t row0 = (item.split * s.phases + j0) * s.range_keys;
+  const int64_t end = std::min(s.keys.rows, row0 + s.group * s.range_keys);
+  for (int64_t row = row0; row < end; row += s.keys.size) {
+    const int64_t block = row / s.keys.size;
+    const Interval keys = s.keys.Block(block);
+    // Ranges of the block, in the split.
+    const int64_t first = j0 + (row - row0) / s.range_keys;
+    const int64_t last = first + s.keys.size / s.range_keys;
+    for (int64_t c = 0; c < s.group; ++c) {
+      const int64_t query = (item.step - 1) * s.group + 1 + c - j0;
+      const int64_t begin = std::max(first, -query);
+      const int64_t stop = std::min(last, s.phases - query);
+      const Interval shown = {
+          std::min(keys.end, keys.begin + (begin - first) * s.range_keys),
+          std::min(keys.end, keys.begin + (stop - first) * s.range_keys)};
+      if (begin >= stop || shown.empty()) continue;
+      visit(block, shown, (query + s.phases) % s.phases);
+    }
+  }
+}
 
 struct ForwardItem {
   int32_t sequence = 0;

@@ -78,6 +78,7 @@ const Engine* MakeAmxEngine(const char* name) {
     e.query_panel = amx::kPanel;
     e.key_panel = amx::kPanel;
     e.grad_left_is_score_left = false;
+    e.key_blocks_join = true;
     e.backward_blocks = &AmxBackwardBlocks<Variant>;
     e.forward_blocks = &AmxForwardBlocks<Variant>;
     e.packed_bytes = &AmxPackedBytes<Variant>;

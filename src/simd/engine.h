@@ -144,6 +144,9 @@ struct Engine {
                             // packed queries are padded to it
   int64_t key_panel = 0;    // packed keys are padded to it
   bool grad_left_is_score_left = false;  // one packing serves both roles
+  // A backward block of keys gives the bits that its parts would give in turn:
+  // every sum goes on from the accumulator's value, key by key.
+  bool key_blocks_join = false;
 
   // Block sizes that suit the caches; multiples of the panels.
   BlockSizes (*backward_blocks)(int64_t head_dim, int64_t value_dim);

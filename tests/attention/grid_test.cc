@@ -166,5 +166,25 @@ TEST(AttentionGrid, OneHeadOnAnyNumberOfThreads) {
   }
 }
 
+// Many narrow ranges of keys, which few threads take in groups.
+TEST(AttentionGrid, GroupedRangesOnAnyNumberOfThreads) {
+  if (CasesOfSixteen() < 16) return;
+  const Contexts contexts({1, 2, 5, 16});
+  for (const int64_t window : {-1, 300}) {
+    for (const Causal causal : {Causal::kNone, Causal::kTopLeft}) {
+      AttentionCase c;
+      c.dtype = DType::kBF16;
+      c.causal = causal;
+      c.window_left = window;
+      c.nq = 1100;
+      c.nk = 1300;
+      c.heads = 2;
+      c.kv_heads = 1;
+      c.head_dim = c.value_dim = 64;
+      ExpectAttention(c, contexts.list());
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fa2::test
