@@ -42,6 +42,7 @@ class ForwardRun {
     RowBuffers rows;
     std::byte *q_score, *engine_scratch, *out;
     std::byte *row_max, *row_sum, *row_factor;
+    std::byte* row_weight;  // row_sum unless the engine keeps one of its own
   };
 
   void PackKeys(Worker* worker, int64_t sequence, int64_t head,
@@ -123,6 +124,7 @@ ForwardRun::Worker::Worker(const ForwardRun& run, Carver* carver)
   row_max = carver->Take(row);
   row_sum = carver->Take(row);
   row_factor = carver->Take(row);
+  row_weight = engine.rounds_probabilities ? carver->Take(row) : row_sum;
 }
 
 void ForwardRun::Execute(const threading::Pool& pool) {
@@ -192,6 +194,7 @@ void ForwardRun::RunItem(Worker* worker, const ForwardItem& item) const {
     block.v_grad = PackedV(item.sequence, kv_head, kb);
     block.row_max = worker->row_max;
     block.row_sum = worker->row_sum;
+    if (engine_.rounds_probabilities) block.row_weight = worker->row_weight;
     block.out = worker->out;
     if (block.first) {
       // An empty row: maximum -inf, sum 0.
@@ -199,8 +202,9 @@ void ForwardRun::RunItem(Worker* worker, const ForwardItem& item) const {
         using T = decltype(zero);
         std::fill_n(reinterpret_cast<T*>(worker->row_max), place.padded_queries,
                     -std::numeric_limits<T>::infinity());
-        std::fill_n(reinterpret_cast<T*>(worker->row_sum), place.padded_queries,
-                    zero);
+        for (std::byte* sum : {worker->row_sum, worker->row_weight}) {
+          std::fill_n(reinterpret_cast<T*>(sum), place.padded_queries, zero);
+        }
       };
       if (engine_.accumulator == DType::kF64) {
         clear(0.0);
@@ -228,6 +232,7 @@ void ForwardRun::Finish(Worker* worker, const ForwardItem& item,
   const Sequence& rows = problem_.sequences[item.sequence];
   const T* row_max = reinterpret_cast<const T*>(worker->row_max);
   const T* row_sum = reinterpret_cast<const T*>(worker->row_sum);
+  const T* row_weight = reinterpret_cast<const T*>(worker->row_weight);
   T* factor = reinterpret_cast<T*>(worker->row_factor);
   const ConstTensorView& sinks = problem_.options.sinks;
   float sink = 0.0f;
@@ -239,17 +244,20 @@ void ForwardRun::Finish(Worker* worker, const ForwardItem& item,
   for (int64_t i = 0; i < queries.size(); ++i) {
     T max = any ? row_max[i] : kHidden;
     T sum = any ? row_sum[i] : T(0);
+    T weight = any ? row_weight[i] : T(0);
     factor[i] = T(1);
     if (sinks.given()) {
-      // exp(sink) joins the sum under the greater of both maxima.
+      // exp(sink) joins the sums under the greater of both maxima.
       const T with_sink = std::max(max, static_cast<T>(sink));
       const T shrink = max == kHidden ? T(0) : std::exp(max - with_sink);
-      sum = sum * shrink + std::exp(static_cast<T>(sink) - with_sink);
+      const T of_sink = std::exp(static_cast<T>(sink) - with_sink);
+      sum = sum * shrink + of_sink;
+      weight = weight * shrink + of_sink;
       factor[i] = shrink;
       max = with_sink;
     }
     const T lse = sum == T(0) ? kHidden : max + std::log(sum);
-    factor[i] = sum == T(0) ? T(0) : factor[i] / sum;
+    factor[i] = sum == T(0) ? T(0) : factor[i] / weight;
     if (store_lse) {
       memcpy(
           At(args_.lse, start.batch, item.head, start.row + queries.begin + i),

@@ -126,6 +126,9 @@ struct ForwardBlock : Block {
   const void* v_grad = nullptr;
   void* row_max = nullptr;  // [queries], -inf before the first block
   void* row_sum = nullptr;  // [queries], 0 before the first block
+  // The sum of P as the product V^T P takes it, which O is to be divided by;
+  // only engines with rounds_probabilities keep it, nullptr if not wanted.
+  void* row_weight = nullptr;  // [queries], 0 before the first block
   void* out = nullptr;  // accumulator of `queries` rows and value_dim columns
   bool first = false;   // the accumulator holds nothing yet
 };
@@ -147,6 +150,9 @@ struct Engine {
   // A backward block of keys gives the bits that its parts would give in turn:
   // every sum goes on from the accumulator's value, key by key.
   bool key_blocks_join = false;
+  // P is rounded for the products: the forward pass keeps ForwardBlock's
+  // row_weight, so that the weights of V still sum to 1.
+  bool rounds_probabilities = false;
 
   // Block sizes that suit the caches; multiples of the panels.
   BlockSizes (*backward_blocks)(int64_t head_dim, int64_t value_dim);

@@ -11,7 +11,7 @@ namespace fa2::simd {
 namespace HWY_NAMESPACE {
 
 const Engine* GetF32Engine() {
-  return LaneEngine<float>::Get("f32", DType::kF32);
+  return LaneEngine<MultiplyAdd<float>>::Get("f32", DType::kF32);
 }
 
 }  // namespace HWY_NAMESPACE

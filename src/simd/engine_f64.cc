@@ -11,7 +11,7 @@ namespace fa2::simd {
 namespace HWY_NAMESPACE {
 
 const Engine* GetF64Engine() {
-  return LaneEngine<double>::Get("f64", DType::kF64);
+  return LaneEngine<MultiplyAdd<double>>::Get("f64", DType::kF64);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -1,9 +1,10 @@
-// The engine whose operands are full lanes: F32Fma, and its double, F64.
+// The engines made of vector lanes: F32Fma, its double, F64, and Bf16Dot, whose
+// lanes hold pairs.
 //
 // Per block: S^T and dP^T panel by panel (64 queries at AVX-512), the fused
-// pass over each panel, then dV, dK and dQ^T. P and dS stay in the panel
-// layout [panel][key][W], which is the left operand (by rows) of dV and dK and
-// the right operand of dQ^T at once.
+// pass over each panel, then dV, dK and dQ^T. With one element a lane P and dS
+// stay in the panel layout [panel][key][W], which is the left operand (by rows)
+// of dV and dK and the right operand of dQ^T at once.
 
 // Per-target include guard.
 #if defined(FA2_SRC_SIMD_LANE_ENGINE_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -22,6 +23,7 @@
 #include "src/simd/engine.h"
 #include "src/simd/pack-inl.h"
 #include "src/simd/register_block-inl.h"
+#include "src/simd/score_arrays-inl.h"
 #include "src/simd/score_pass-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -109,17 +111,22 @@ HWY_INLINE void RowBlocks(D d, size_t rows, size_t vectors,
   }
 }
 
-template <typename T>
+template <class Op>
 struct LaneEngine {
+  using T = typename Op::Sum;
+  using Element = typename Op::Element;
   using D = EngineTag<T>;
-  using Op = MultiplyAdd<T>;
-  using Prod = Product<T, T>;
+  using Prod = Product<Element, T>;
+  static constexpr size_t kPerLane = Op::kPerLane;
 
   static const T* Ptr(const void* p) { return static_cast<const T*>(p); }
   static T* Ptr(void* p) { return static_cast<T*>(p); }
+  static const Element* Packed(const void* p) {
+    return static_cast<const Element*>(p);
+  }
 
-  // Deep heads are summed in parts: 128 rows of a panel of 64 f32 are 32 KiB,
-  // which L1 holds while all key rows pass.
+  // Deep heads are summed in parts: 128 steps of a panel of 64 f32 or pairs are
+  // 32 KiB, which L1 holds while all key rows pass.
   static constexpr size_t kDepthPart = 128 * sizeof(float) / sizeof(T);
 
   // The same for S. A scale of more than twice the usual 1 / sqrt(D) makes
@@ -133,12 +140,14 @@ struct LaneEngine {
 
   // One panel of S^T = L R (rows `keys` of the block, all columns of the
   // panel).
-  static HWY_INLINE void ScorePanel(D d, const T* left, const T* right,
-                                    size_t depth, size_t depth_part,
-                                    const Range& keys, T* HWY_RESTRICT out) {
+  static HWY_INLINE void ScorePanel(D d, const Element* left,
+                                    const Element* right, size_t depth,
+                                    size_t depth_part, const Range& keys,
+                                    T* HWY_RESTRICT out) {
     const size_t width = PanelWidth(d);
-    const size_t stride = LeftStride(d, depth);
-    for (size_t part = 0; part == 0 || part < depth; part += depth_part) {
+    const size_t steps = Steps<Op>(depth);
+    const size_t stride = ScoreStride<Op>(d, depth);
+    for (size_t part = 0; part == 0 || part < steps; part += depth_part) {
       const Prod p{left + keys.begin * stride + part,
                    stride,
                    1,
@@ -147,7 +156,7 @@ struct LaneEngine {
                    width,
                    out + keys.begin * width,
                    width,
-                   std::min(depth_part, depth - part),
+                   std::min(depth_part, steps - part),
                    1,
                    part > 0};
       RowBlocks<Op, true>(d, keys.end - keys.begin, kBlockVectors, p);
@@ -155,16 +164,17 @@ struct LaneEngine {
   }
 
   // dV += P^T dO or dK += dS^T Q for all keys of the block. `left` is
-  // [panel][key][W], `right` kGradRight, `sum` [key][LeftStride(depth)].
+  // [panel][key][Steps(W)], `right` kGradRight, `sum` [key][RowStride(depth)].
   static HWY_INLINE void KeyGradient(D d, const Block& block,
-                                     const PanelMap& map, const T* left,
-                                     const T* right, size_t depth, bool add,
-                                     T* HWY_RESTRICT sum) {
+                                     const PanelMap& map, const Element* left,
+                                     const Element* right, size_t depth,
+                                     bool add, T* HWY_RESTRICT sum) {
     const size_t width = PanelWidth(d);
+    const size_t steps = width / kPerLane;
     const size_t lanes = hn::Lanes(d);
     const size_t keys = static_cast<size_t>(block.keys);
     const size_t queries = static_cast<size_t>(block.queries);
-    const size_t stride = LeftStride(d, depth);
+    const size_t stride = RowStride(d, depth);
     // A panel of `right` (queries x 64 f32 = 32 KiB at 128 queries) stays in
     // L1 while all key rows pass.
     for (size_t c0 = 0; c0 < stride; c0 += width) {
@@ -181,15 +191,16 @@ struct LaneEngine {
           }
           continue;
         }
-        const Prod p{left + (panels.begin * keys + row) * width,
-                     width,
+        const Prod p{left + (panels.begin * keys + row) * steps,
+                     steps,
                      1,
-                     keys * width,
-                     right + c0 * queries + panels.begin * width * panel_width,
+                     keys * steps,
+                     right + c0 * (queries / kPerLane) +
+                         panels.begin * steps * panel_width,
                      panel_width,
                      c,
                      stride,
-                     width,
+                     steps,
                      panels.end - panels.begin,
                      add};
         AnyRegisterBlock<Op, true>(d, rows, panel_width / lanes, p);
@@ -198,27 +209,41 @@ struct LaneEngine {
   }
 
   // One panel of dQ^T += K^T dS^T or O^T += V^T P^T: `left` kGradLeft, `right`
-  // [key][W], `sum` [depth][W].
-  static HWY_INLINE void QueryPanel(D d, const T* left, const T* right,
-                                    size_t depth, const Range& keys, bool add,
+  // [Steps(key)][W], `sum` [depth][W].
+  static HWY_INLINE void QueryPanel(D d, const Element* left,
+                                    const Element* right, size_t depth,
+                                    const Range& keys, bool add,
                                     T* HWY_RESTRICT sum) {
     const size_t width = PanelWidth(d);
-    const size_t stride = LeftStride(d, depth);
+    const size_t stride = RowStride(d, depth);
     if (keys.empty()) {
       if (!add) std::fill_n(sum, depth * width, T(0));
       return;
     }
-    const Prod p{left + keys.begin * stride, 1,     stride, 0,
-                 right + keys.begin * width, width, sum,    width,
-                 keys.end - keys.begin,      1,     add};
+    // Ranges begin and end with whole steps: they are multiples of 16 keys, or
+    // of the block's, which key_panel divides.
+    const size_t first = keys.begin / kPerLane;
+    const Prod p{left + first * stride,
+                 1,
+                 stride,
+                 0,
+                 right + first * width,
+                 width,
+                 sum,
+                 width,
+                 (keys.end - keys.begin) / kPerLane,
+                 1,
+                 add};
     RowBlocks<Op, false>(d, depth, kBlockVectors, p);
   }
 
   // The fused pass over one panel; hidden groups become zeros.
   static void BackwardPassOfPanel(D d, const BackwardBlock& block,
-                                  const PanelMap& map, size_t panel, T* s,
-                                  T* dp) {
+                                  const PanelMap& map, size_t panel,
+                                  const BackwardScores<Op>& scores) {
     const size_t width = PanelWidth(d);
+    T* s = scores.s(panel);
+    T* dp = scores.dp(panel);
     const size_t column = panel * width;
     PassArea area{0, 0, column, width};
     const PanelOptions<T> options(block.score, area);
@@ -257,6 +282,7 @@ struct LaneEngine {
         BackwardPass<false, false>(d, options, area, lse, delta, s, dp, ds,
                                    nullptr);
       }
+      scores.Finish(d, panel, area.key_begin, area.key_end);
     }
   }
 
@@ -267,33 +293,33 @@ struct LaneEngine {
     const size_t head_dim = static_cast<size_t>(block.head_dim);
     const size_t value_dim = static_cast<size_t>(block.value_dim);
     const PanelMap map(block, width);
-    T* s = Ptr(block.scratch);
-    T* dp = s + keys * static_cast<size_t>(block.queries);
+    const BackwardScores<Op> scores(block.scratch, width, keys,
+                                    static_cast<size_t>(block.queries));
     for (size_t panel = 0; panel < map.panels(); ++panel) {
       const Range range = map.Keys(panel);
       const size_t column = panel * width;
-      T* s_panel = s + panel * keys * width;
-      T* dp_panel = dp + panel * keys * width;
       if (!range.empty()) {
-        ScorePanel(d, Ptr(block.k_score),
-                   Ptr(block.q_score) + column * head_dim, head_dim,
-                   ScoreDepthPart(block), range, s_panel);
-        ScorePanel(d, Ptr(block.v_score),
-                   Ptr(block.dout_score) + column * value_dim, value_dim,
-                   kDepthPart, range, dp_panel);
+        ScorePanel(d, Packed(block.k_score),
+                   Packed(block.q_score) + column * Steps<Op>(head_dim),
+                   head_dim, ScoreDepthPart(block), range, scores.s(panel));
+        ScorePanel(d, Packed(block.v_score),
+                   Packed(block.dout_score) + column * Steps<Op>(value_dim),
+                   value_dim, kDepthPart, range, scores.dp(panel));
       }
-      BackwardPassOfPanel(d, block, map, panel, s_panel, dp_panel);
+      BackwardPassOfPanel(d, block, map, panel, scores);
       if (block.dq != nullptr) {
-        QueryPanel(d, Ptr(block.k_grad), dp_panel, head_dim, range,
-                   block.add_to_dq, Ptr(block.dq) + column * head_dim);
+        QueryPanel(d, Packed(block.k_grad), scores.ds_right(panel), head_dim,
+                   range, block.add_to_dq, Ptr(block.dq) + column * head_dim);
       }
     }
     if (block.dv != nullptr) {
-      KeyGradient(d, block, map, s, Ptr(block.dout_grad), value_dim,
-                  block.add_to_dv, Ptr(block.dv));
+      for (size_t term = 0; term < Op::kTerms; ++term) {
+        KeyGradient(d, block, map, scores.p(term), Packed(block.dout_grad),
+                    value_dim, block.add_to_dv || term > 0, Ptr(block.dv));
+      }
     }
     if (block.dk != nullptr) {
-      KeyGradient(d, block, map, dp, Ptr(block.q_grad), head_dim,
+      KeyGradient(d, block, map, scores.ds(), Packed(block.q_grad), head_dim,
                   block.add_to_dk, Ptr(block.dk));
     }
   }
@@ -304,9 +330,11 @@ struct LaneEngine {
     const size_t head_dim = static_cast<size_t>(block.head_dim);
     const size_t value_dim = static_cast<size_t>(block.value_dim);
     const PanelMap map(block, width);
-    T* s = Ptr(block.scratch);
-    T* old_max = s + static_cast<size_t>(block.keys) * width;
+    T* old_max = Ptr(block.scratch);
     T* factor = old_max + width;
+    const ForwardScores<Op> scores(factor + width, width,
+                                   static_cast<size_t>(block.keys));
+    T* s = scores.s();
     // A scale of 0 would turn the -inf of masked raw scores into NaN, a
     // negative one their maximum into a minimum.
     const bool general = !block.score.plain() || !(block.score.scale > 0.0);
@@ -322,8 +350,12 @@ struct LaneEngine {
       const PanelOptions<T> options(block.score, area);
       T* row_max = Ptr(block.row_max) + column;
       T* row_sum = Ptr(block.row_sum) + column;
-      ScorePanel(d, Ptr(block.k_score), Ptr(block.q_score) + column * head_dim,
-                 head_dim, ScoreDepthPart(block), keys, s);
+      T* row_weight = block.row_weight == nullptr
+                          ? nullptr
+                          : Ptr(block.row_weight) + column;
+      ScorePanel(d, Packed(block.k_score),
+                 Packed(block.q_score) + column * Steps<Op>(head_dim), head_dim,
+                 ScoreDepthPart(block), keys, s);
       std::copy_n(row_max, width, old_max);
       for (size_t begin = keys.begin; begin < keys.end; begin += kTileKeys) {
         area.key_begin = begin;
@@ -346,12 +378,15 @@ struct LaneEngine {
       }
       if (ForwardRescale(d, width, old_max, row_max, row_sum, factor) &&
           !block.first) {
-        for (size_t i = 0; i < value_dim; ++i) {
+        const auto rescale = [&](T* row) {
           for (size_t col = 0; col < width; col += hn::Lanes(d)) {
-            T* o = out + i * width + col;
-            hn::Store(hn::Mul(hn::Load(d, o), hn::Load(d, factor + col)), d, o);
+            hn::Store(
+                hn::Mul(hn::Load(d, row + col), hn::Load(d, factor + col)), d,
+                row + col);
           }
-        }
+        };
+        for (size_t i = 0; i < value_dim; ++i) rescale(out + i * width);
+        if (row_weight != nullptr) rescale(row_weight);
       }
       area.key_begin = keys.begin;
       area.key_end = keys.end;
@@ -362,7 +397,18 @@ struct LaneEngine {
       } else {
         ForwardExpPass<false, false>(d, options, area, s, row_max, row_sum);
       }
-      QueryPanel(d, Ptr(block.v_grad), s, value_dim, keys, !block.first, out);
+      // With dropout the rounding errors of numerator and denominator have
+      // nothing in common.
+      const bool same_weight = block.score.dropout != nullptr;
+      scores.Finish(d, keys.begin, keys.end,
+                    same_weight ? nullptr : row_weight);
+      if (same_weight && row_weight != nullptr) {
+        std::copy_n(row_sum, width, row_weight);
+      }
+      for (size_t term = 0; term < Op::kTerms; ++term) {
+        QueryPanel(d, Packed(block.v_grad), scores.p(term), value_dim, keys,
+                   !block.first || term > 0, out);
+      }
     }
   }
 
@@ -380,27 +426,31 @@ struct LaneEngine {
            rows * depth * static_cast<int64_t>(sizeof(T)) * 10 > (2 << 20)) {
       rows /= 2;
     }
-    return {rows, static_cast<int64_t>(RoundUp(rows, width))};
+    // Products with pairs are so fast that the last rows of a block would tell:
+    // 96 keys are 16 register blocks of 6.
+    const int64_t keys = kPerLane == 1 ? rows : rows / 4 * 3;
+    return {keys, static_cast<int64_t>(RoundUp(rows, width))};
   }
 
   static size_t PackedBytes(Role role, int64_t rows, int64_t depth) {
-    return PackedBytesOf(D(), role, static_cast<size_t>(rows),
-                         static_cast<size_t>(depth));
+    return PackedBytesOf<Op>(D(), role, static_cast<size_t>(rows),
+                             static_cast<size_t>(depth));
   }
 
   static bool Pack(Role role, const Rows& rows, int64_t padded_rows,
                    bool finite_only, void* packed) {
     bool finite = true;
-    WithStored<T>(rows.dtype, [&](auto tag) {
-      finite = PackRows(D(), tag, role, rows, static_cast<size_t>(padded_rows),
-                        finite_only, Ptr(packed));
+    Op::WithInput(rows.dtype, [&](auto tag) {
+      finite =
+          PackRows<Op>(D(), tag, role, rows, static_cast<size_t>(padded_rows),
+                       finite_only, static_cast<Element*>(packed));
     });
     return finite;
   }
 
   static size_t KeyAccumulatorBytes(int64_t keys, int64_t depth) {
     return static_cast<size_t>(keys) *
-           LeftStride(D(), static_cast<size_t>(depth)) * sizeof(T);
+           RowStride(D(), static_cast<size_t>(depth)) * sizeof(T);
   }
 
   static size_t QueryAccumulatorBytes(int64_t queries, int64_t depth) {
@@ -411,7 +461,7 @@ struct LaneEngine {
   static void UnpackKeyRows(const void* accumulator, int64_t /*keys*/,
                             int64_t depth, int64_t first, int64_t count,
                             void* rows, int64_t row_stride) {
-    const size_t stride = LeftStride(D(), static_cast<size_t>(depth));
+    const size_t stride = RowStride(D(), static_cast<size_t>(depth));
     for (int64_t r = 0; r < count; ++r) {
       std::copy_n(Ptr(accumulator) + static_cast<size_t>(first + r) * stride,
                   depth, Ptr(rows) + r * row_stride);
@@ -434,9 +484,12 @@ struct LaneEngine {
   static size_t ScratchBytes(const BlockSizes& blocks, int64_t /*head_dim*/,
                              int64_t /*value_dim*/) {
     const size_t width = PanelWidth(D());
-    const size_t scores = static_cast<size_t>(blocks.keys) *
-                          RoundUp(static_cast<size_t>(blocks.queries), width);
-    return RoundUp((2 * scores + 2 * width) * sizeof(T), 64);
+    const size_t keys = static_cast<size_t>(blocks.keys);
+    const size_t queries = RoundUp(static_cast<size_t>(blocks.queries), width);
+    return RoundUp(
+        std::max(BackwardScores<Op>::Bytes(width, keys, queries),
+                 2 * width * sizeof(T) + ForwardScores<Op>::Bytes(width, keys)),
+        64);
   }
 
   static const Engine* Get(const char* name, DType accumulator) {
@@ -446,7 +499,8 @@ struct LaneEngine {
       e.accumulator = accumulator;
       e.query_panel = static_cast<int64_t>(PanelWidth(D()));
       e.key_panel = kTileKeys;
-      e.grad_left_is_score_left = true;
+      e.grad_left_is_score_left = kPerLane == 1;
+      e.rounds_probabilities = Op::kPerLane * Op::kTerms == 2;
       e.backward_blocks = Blocks;
       e.forward_blocks = Blocks;
       e.packed_bytes = PackedBytes;

@@ -1,9 +1,11 @@
-// Packing of operands whose elements are full lanes (f32, f64). Layouts, with
-// W = PanelWidth(d) and every dimension padded with zeros:
-//   kScoreLeft, kGradLeft  [row][LeftStride(depth)]
-//   kScoreRight            [row / W][depth][W]
-//   kGradRight             [depth / W][row][W]; the last panel is only as many
-//                          whole vectors wide as it needs
+// Packing of operands into lanes. A lane holds one element, or kPerLane = n
+// neighbours along the dimension that the role is summed over. Layouts, with W
+// = PanelWidth(d) and every dimension padded with zeros:
+//   kScoreLeft   [row][ScoreStride(depth)]
+//   kScoreRight  [row / W][depth / n][W]
+//   kGradLeft    [row / n][RowStride(depth)]
+//   kGradRight   [depth / W][row / n][W]; the last panel is only as many whole
+//                vectors wide as it needs
 
 // Per-target include guard.
 #if defined(FA2_SRC_SIMD_PACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -43,13 +45,23 @@ HWY_INLINE size_t RoundUp(size_t value, size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// Whole vectors, so that a row can be written without a tail.
-template <class D>
-HWY_INLINE size_t LeftStride(D d, size_t depth) {
-  return RoundUp(depth, hn::Lanes(d));
+// Lanes that `count` elements along a summed dimension take.
+template <class Op>
+HWY_INLINE constexpr size_t Steps(size_t count) {
+  return (count + Op::kPerLane - 1) / Op::kPerLane;
 }
 
-// Writes one row to `out` (LeftStride(depth) elements, zeros past depth).
+// Whole vectors, so that a row can be written without a tail.
+template <class D>
+HWY_INLINE size_t RowStride(D d, size_t depth) {
+  return RoundUp(depth, hn::Lanes(d));
+}
+template <class Op, class D>
+HWY_INLINE size_t ScoreStride(D d, size_t depth) {
+  return RowStride(d, Steps<Op>(depth));
+}
+
+// Writes one row to `out` (RowStride(depth) elements, zeros past depth).
 // Returns whether all elements are finite.
 template <class D, class Stored>
 HWY_INLINE bool WidenRow(D d, Stored tag, const typename Stored::Type* row,
@@ -88,78 +100,118 @@ HWY_INLINE void TransposePanel(const T* HWY_RESTRICT rows, size_t stride,
   }
 }
 
-template <class D>
+// Rows of an operand into lanes; this one is for one element a lane. Both write
+// whole vectors and return whether all elements are finite.
+template <class Op>
+struct LanePacker {
+  template <class D, class Stored>
+  static HWY_INLINE bool AlongRow(D d, Stored tag,
+                                  const typename Stored::Type* row,
+                                  size_t depth, bool finite_only,
+                                  typename Op::Element* HWY_RESTRICT out) {
+    return WidenRow(d, tag, row, depth, finite_only, out);
+  }
+  // The elements of a column in kPerLane rows, of which the first `rows` exist,
+  // share a lane.
+  template <class D, class Stored>
+  static HWY_INLINE bool AcrossRows(D d, Stored tag,
+                                    const typename Stored::Type* first,
+                                    int64_t /*row_stride*/, size_t /*rows*/,
+                                    size_t columns, bool finite_only,
+                                    typename Op::Element* HWY_RESTRICT out) {
+    return WidenRow(d, tag, first, columns, finite_only, out);
+  }
+};
+
+template <class Op, class D>
 HWY_INLINE size_t PackedBytesOf(D d, Role role, size_t rows, size_t depth) {
-  using T = hn::TFromD<D>;
-  const size_t elements = role == Role::kScoreRight
-                              ? RoundUp(rows, PanelWidth(d)) * depth
-                              : rows * LeftStride(d, depth);
-  return elements * sizeof(T);
+  size_t elements = 0;
+  if (role == Role::kScoreRight) {
+    elements = RoundUp(rows, PanelWidth(d)) * Steps<Op>(depth);
+  } else if (role == Role::kScoreLeft) {
+    elements = rows * ScoreStride<Op>(d, depth);
+  } else {
+    elements = Steps<Op>(rows) * RowStride(d, depth);
+  }
+  return elements * sizeof(typename Op::Element);
 }
 
-template <class D, class Stored>
+template <class Op, class D, class Stored>
 HWY_INLINE bool PackRows(D d, Stored tag, Role role, const Rows& source,
                          size_t padded_rows, bool finite_only,
-                         hn::TFromD<D>* HWY_RESTRICT packed) {
-  using T = hn::TFromD<D>;
+                         typename Op::Element* HWY_RESTRICT packed) {
+  using Element = typename Op::Element;
+  using Packer = LanePacker<Op>;
+  constexpr size_t kPerLane = Op::kPerLane;
   const size_t lanes = hn::Lanes(d);
   const size_t depth = static_cast<size_t>(source.depth);
   const size_t rows = static_cast<size_t>(source.rows);
-  const size_t stride = LeftStride(d, depth);
   const size_t width = PanelWidth(d);
   const auto* data = static_cast<const typename Stored::Type*>(source.data);
   const auto row_data = [&](size_t r) {
     return data + static_cast<int64_t>(r) * source.stride;
   };
   bool finite = true;
-  if (role == Role::kScoreLeft || role == Role::kGradLeft) {
+  if (role == Role::kScoreLeft) {
+    const size_t stride = ScoreStride<Op>(d, depth);
     for (size_t r = 0; r < padded_rows; ++r) {
-      T* out = packed + r * stride;
+      Element* out = packed + r * stride;
       if (r < rows) {
-        finite &= WidenRow(d, tag, row_data(r), depth, finite_only, out);
+        finite &=
+            Packer::AlongRow(d, tag, row_data(r), depth, finite_only, out);
       } else {
-        std::fill_n(out, stride, T(0));
+        std::fill_n(out, stride, Element(0));
       }
     }
     return finite;
   }
-  // Both right-hand roles go through a strip of whole-row vectors: a panel of
-  // columns for kGradRight, a panel of rows for kScoreRight. 64 columns by 64
-  // rows of f32 are 16 KiB, half of L1.
+  // Columns [c0, c0 + columns) of all rows, summed over rows.
+  const auto pack_across = [&](size_t c0, size_t columns, Element* out) {
+    const size_t stride = RowStride(d, columns);
+    for (size_t r = 0; r < padded_rows; r += kPerLane, out += stride) {
+      if (r < rows) {
+        finite &= Packer::AcrossRows(d, tag, row_data(r) + c0, source.stride,
+                                     std::min(kPerLane, rows - r), columns,
+                                     finite_only, out);
+      } else {
+        std::fill_n(out, stride, Element(0));
+      }
+    }
+  };
+  if (role == Role::kGradLeft) {
+    pack_across(0, depth, packed);
+    return finite;
+  }
+  if (role == Role::kGradRight) {
+    for (size_t c0 = 0; c0 < depth; c0 += width) {
+      pack_across(c0, std::min(width, depth - c0),
+                  packed + c0 * Steps<Op>(padded_rows));
+    }
+    return finite;
+  }
+  // By way of strips: 64 lanes of 64 rows are 16 KiB of f32, half of L1.
   constexpr size_t kStrip = 64;
-  constexpr size_t kMaxWidth = kBlockVectors * kMaxVectorBytes / sizeof(T);
-  HWY_ALIGN T strip[kStrip * kMaxWidth];
-  if (role == Role::kScoreRight) {
-    const size_t strip_columns = RoundUp(kStrip, lanes);
-    for (size_t r0 = 0; r0 < padded_rows; r0 += width) {
-      for (size_t c0 = 0; c0 < depth; c0 += kStrip) {
-        const size_t columns = std::min(kStrip, depth - c0);
-        for (size_t r = 0; r < width; ++r) {
-          T* out = strip + r * strip_columns;
-          if (r0 + r < rows) {
-            finite &= WidenRow(d, tag, row_data(r0 + r) + c0, columns,
-                               finite_only, out);
-          } else {
-            std::fill_n(out, strip_columns, T(0));
-          }
+  constexpr size_t kMaxWidth =
+      kBlockVectors * kMaxVectorBytes / sizeof(typename Op::Sum);
+  HWY_ALIGN Element strip[kStrip * kMaxWidth];
+  const size_t steps = Steps<Op>(depth);
+  const size_t strip_columns = RoundUp(kStrip, lanes);
+  for (size_t r0 = 0; r0 < padded_rows; r0 += width) {
+    for (size_t c0 = 0; c0 < steps; c0 += kStrip) {
+      const size_t columns = std::min(kStrip, steps - c0);
+      for (size_t r = 0; r < width; ++r) {
+        Element* out = strip + r * strip_columns;
+        if (r0 + r < rows) {
+          finite &= Packer::AlongRow(
+              d, tag, row_data(r0 + r) + c0 * kPerLane,
+              std::min(columns * kPerLane, depth - c0 * kPerLane), finite_only,
+              out);
+        } else {
+          std::fill_n(out, strip_columns, Element(0));
         }
-        TransposePanel(strip, strip_columns, columns, width,
-                       packed + r0 * depth + c0 * width);
       }
-    }
-    return finite;
-  }
-  for (size_t c0 = 0; c0 < depth; c0 += width) {
-    const size_t columns = std::min(width, depth - c0);
-    const size_t panel_width = RoundUp(columns, lanes);
-    T* panel = packed + c0 * padded_rows;
-    for (size_t r = 0; r < padded_rows; ++r) {
-      T* out = panel + r * panel_width;
-      if (r < rows) {
-        finite &= WidenRow(d, tag, row_data(r) + c0, columns, finite_only, out);
-      } else {
-        std::fill_n(out, panel_width, T(0));
-      }
+      TransposePanel(strip, strip_columns, columns, width,
+                     packed + r0 * steps + c0 * width);
     }
   }
   return finite;

@@ -14,6 +14,7 @@
 
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
+#include "src/simd/load-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd {
@@ -31,11 +32,22 @@ inline constexpr size_t kBlockVectors = 2;
 inline constexpr size_t kBlockVectors = 4;
 #endif
 
-// How a product multiplies: elements of A and B, and the sum's lane type T.
+// How a product multiplies: what a lane of A and B holds, and the sum's lane
+// type.
 template <typename T>
 struct MultiplyAdd {
-  using Element = T;  // of A and of B, one a lane
+  using Element = T;  // a lane of A and of B
   using Sum = T;
+  // Neighbours along the summed dimension that share a lane: a step of a
+  // product takes this many.
+  static constexpr size_t kPerLane = 1;
+  // Elements that P is the sum of.
+  static constexpr size_t kTerms = 1;
+  // Calls visit(tag) with the storage tag of an input's dtype.
+  template <class Visitor>
+  static HWY_INLINE void WithInput(DType dtype, const Visitor& visit) {
+    WithStored<T>(dtype, visit);
+  }
   template <class D>
   static HWY_INLINE hn::Vec<D> Right(D d, const T* HWY_RESTRICT b) {
     return hn::Load(d, b);
@@ -98,14 +110,14 @@ HWY_NOINLINE void RegisterBlock(
   for (size_t segment = 0; segment < product.segments; ++segment) {
     const Element* HWY_RESTRICT a = product.a + segment * product.a_segment;
     for (size_t step = 0; step < product.steps; ++step) {
-      const V b0 = Op::Right(d, b);
-      V b1 = b0, b2 = b0, b3 = b0;
+      const auto b0 = Op::Right(d, b);
+      auto b1 = b0, b2 = b0, b3 = b0;
       if constexpr (kVectors > 1) b1 = Op::Right(d, b + lanes);
       if constexpr (kVectors > 2) b2 = Op::Right(d, b + 2 * lanes);
       if constexpr (kVectors > 3) b3 = Op::Right(d, b + 3 * lanes);
 #define FA2_ROW(i)                                                           \
   if constexpr (kRows > i) {                                                 \
-    const V left = Op::Left(d, a + i * a_row);                               \
+    const auto left = Op::Left(d, a + i * a_row);                            \
     c##i##0 = Op::Accumulate(left, b0, c##i##0);                             \
     if constexpr (kVectors > 1) c##i##1 = Op::Accumulate(left, b1, c##i##1); \
     if constexpr (kVectors > 2) c##i##2 = Op::Accumulate(left, b2, c##i##2); \

@@ -499,7 +499,7 @@ class BlockProblem {
     const Bytes scratch(ScratchBytes());
     const Bytes q_score = PackRows(Role::kScoreRight, q_, padded_q_);
     Array<T> m(padded_q_, static_cast<T>(-kInfinity));
-    Array<T> l(padded_q_, T{0});
+    Array<T> l(padded_q_, T{0}), weight(padded_q_, T{0});
     const Bytes acc(e_.query_accumulator_bytes(padded_q_, dv));
     bool first = true;
     for (const KeyBlock<T>& b : blocks_) {
@@ -513,6 +513,7 @@ class BlockProblem {
       block.v_grad = v_grad.get();
       block.row_max = m.data();
       block.row_sum = l.data();
+      if (e_.rounds_probabilities) block.row_weight = weight.data();
       block.out = acc.get();
       block.first = first;
       first = false;
@@ -523,9 +524,11 @@ class BlockProblem {
     Errors eo;
     for (int64_t i = 0; i < nq_; ++i) {
       const double sum = static_cast<double>(l[i]);
+      const double divisor =
+          e_.rounds_probabilities ? static_cast<double>(weight[i]) : sum;
       for (int64_t d = 0; d < dv; ++d) {
         const double x = rows[i * dv + d];
-        eo.Add(sum == 0.0 ? x : x / sum, out_[i * dv + d]);
+        eo.Add(sum == 0.0 ? x : x / divisor, out_[i * dv + d]);
       }
       if (lse_[i] == -kInfinity) {
         if (sum != 0.0) errors.lse = kInfinity;
