@@ -23,7 +23,7 @@ struct EngineCap {
 };
 
 // Names of the matrix engines that the targets (a mask) and this CPU have, the
-// default for bf16 first: some of "amx", "f32".
+// default for bf16 first: some of "amx", "bf16dot", "f32".
 std::vector<std::string> EngineNames(int64_t targets);
 
 // The engine for inputs of this dtype at this precision, whose queries see up

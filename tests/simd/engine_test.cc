@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "src/simd/amx_engine.h"
+#include "src/simd/bf16dot_engine.h"
 #include "src/simd/engines.h"
 #include "src/simd/target.h"
 #include "tests/simd/amx_emulated.h"
@@ -49,6 +50,12 @@ std::vector<Subject> Subjects() {
     subjects.push_back(
         {name + "_f32", engine(AmxTerms::kF32), DType::kF32, 3e-6});
   };
+  if (Bf16DotAvailable()) {
+    subjects.push_back({"bf16dot_fast", Bf16DotEngine(Bf16DotTerms::kOne),
+                        DType::kBF16, 4e-3});
+    subjects.push_back({"bf16dot_few_keys", Bf16DotEngine(Bf16DotTerms::kTwo),
+                        DType::kBF16, 4e-3});
+  }
   add_amx("amx", &AmxEngine);
   add_amx("amx_emulated", &EmulatedAmxEngine);
   return subjects;
