@@ -45,16 +45,26 @@ bool BlockScores::FindTiles(const BlockPlace& place, bool* hidden) {
   const int64_t rows = CeilDiv(place.padded_keys, simd::kTileKeys);
   bool all_visible = true;
   *hidden = true;
+  // Where all that is shown is visible, it need not be asked tile by tile.
+  const bool plain =
+      !bias_tiles_.known() &&
+      mask.State(place.queries, place.shown) == simd::TileState::kVisible;
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t k = place.keys.begin + r * simd::kTileKeys;
+    const bool shown = k >= place.shown.begin && k < place.shown.end;
+    if (plain && (!shown || k + simd::kTileKeys <= place.shown.end)) {
+      std::fill_n(tiles_ + r * tile_stride_, columns,
+                  shown ? simd::TileState::kVisible : simd::TileState::kHidden);
+      all_visible &= shown;
+      *hidden &= !shown;
+      continue;
+    }
     for (int64_t c = 0; c < columns; ++c) {
       const int64_t q = place.queries.begin + c * simd::kTileQueries;
       simd::TileState state =
           mask.State({q, std::min(q + simd::kTileQueries, place.queries.end)},
                      {k, k + simd::kTileKeys});
-      if (k < place.shown.begin || k >= place.shown.end) {
-        state = simd::TileState::kHidden;
-      }
+      if (!shown) state = simd::TileState::kHidden;
       if (state != simd::TileState::kHidden && bias_tiles_.known() &&
           bias_tiles_.State(place.sequence, place.head, q, k) ==
               simd::TileState::kHidden) {

@@ -73,12 +73,17 @@ void CutSequence(const Problem& problem, const simd::Engine& engine,
   s->keys.panel = engine.key_panel;
   s->queries.panel = engine.query_panel;
   s->keys.size = FitBlock(preferred.keys, sequence.nk(), wanted, key_unit);
-  s->splits =
-      std::clamp<int64_t>(std::min(wanted, s->keys.count()), 1, kMaxSplits);
+  const int64_t count = s->keys.count();
+  // Phases rather than splits, of which each costs a dQ partial, as long as the
+  // query ranges hold a block.
+  const int64_t wide = std::clamp<int64_t>(
+      sequence.nq() / RoundUp(preferred.queries, query_unit), 1, kMaxPhases);
+  s->splits = std::clamp<int64_t>(CeilDiv(std::min(wanted, count), wide), 1,
+                                  kMaxSplits);
   const bool fold = Triangular(problem.options);
   // A range is a block; a power of two of them can be grouped in many ways.
   int64_t phases = 1;
-  while (phases * s->splits < s->keys.count()) phases *= 2;
+  while (phases * s->splits < count) phases *= 2;
   if (may_group && phases > 1 && phases <= kMaxPhases &&
       2 * s->keys.size <= preferred.keys) {
     const int64_t size =
@@ -90,24 +95,23 @@ void CutSequence(const Problem& problem, const simd::Engine& engine,
     }
   }
   if (s->range_keys == 0) {
-    const int64_t ranges_left =
-        std::max<int64_t>(1, s->keys.count() / s->splits);
-    s->phases = std::clamp<int64_t>(CeilDiv(wanted, s->splits), 1,
-                                    std::min(kMaxPhases, ranges_left));
+    s->phases = std::clamp<int64_t>(
+        CeilDiv(wanted, s->splits), 1,
+        std::clamp<int64_t>(count / s->splits, 1, kMaxPhases));
   }
   s->queries.size =
       FitBlock(preferred.queries, sequence.nq(), s->phases, query_unit);
   if (s->range_keys == 0) {
     s->phases = std::clamp<int64_t>(s->phases, 1,
                                     std::max<int64_t>(1, s->queries.count()));
-    s->fold_keys = fold && s->keys.count() >= 2 * s->splits * s->phases;
+    s->fold_keys = fold && count >= 2 * s->splits * s->phases;
   }
   s->fold_queries =
       fold && s->phases > 1 && s->queries.count() >= 2 * s->phases;
 }
 
-// Groups ranges as far as two items a thread are left, and makes their blocks
-// as large as the engine likes.
+// Groups ranges until their blocks are as large as the engine likes, as far as
+// two items a thread are left.
 void GroupRanges(const Problem& problem, const simd::Engine& engine,
                  int threads, BackwardPlan* plan) {
   const int64_t enough = threads == 1 ? 1 : 2 * threads;
@@ -121,13 +125,13 @@ void GroupRanges(const Problem& problem, const simd::Engine& engine,
     }
     return count * problem.kv_heads;
   };
-  int64_t group = 1;
-  while (group < kMaxPhases && items(2 * group) >= enough) group *= 2;
+  int64_t most = 1;
+  while (most < kMaxPhases && items(2 * most) >= enough) most *= 2;
   for (BackwardSequence& s : plan->sequences) {
     if (s.range_keys == 0) continue;
-    s.group = std::min(group, s.phases);
-    while (2 * s.keys.size <=
-           std::min(preferred.keys, s.group * s.range_keys)) {
+    while (s.group < std::min(most, s.phases) &&
+           2 * s.keys.size <= preferred.keys) {
+      s.group *= 2;
       s.keys.size *= 2;
     }
   }
