@@ -111,10 +111,11 @@ void CutSequence(const Problem& problem, const simd::Engine& engine,
 }
 
 // Groups ranges until their blocks are as large as the engine likes, as far as
-// two items a thread are left.
+// each thread gets an item, or two where they differ in size.
 void GroupRanges(const Problem& problem, const simd::Engine& engine,
                  int threads, BackwardPlan* plan) {
-  const int64_t enough = threads == 1 ? 1 : 2 * threads;
+  const bool uneven = plan->sequences.size() > 1 || Triangular(problem.options);
+  const int64_t enough = threads > 1 && uneven ? 2 * threads : threads;
   const simd::BlockSizes preferred =
       engine.backward_blocks(problem.head_dim, problem.value_dim);
   const auto items = [&](int64_t group) {
