@@ -176,6 +176,28 @@ HWY_INLINE void TransposeVector(const T* in, size_t in_stride, T* out,
 
 #endif  // HWY_TARGET
 
+// Fetches the tile that comes next into L2, a few lines for every few that are
+// written: with 64 rows at once the hardware loses track of them, and memory
+// would stand still while a tile is only written (18.5 -> 20.6 GB/s with a copy
+// at 22).
+template <typename T>
+struct TileFetch {
+  const std::byte* tile;
+  int64_t stride;   // bytes from row to row
+  size_t done = 0;  // bytes of the tile
+
+  HWY_INLINE void Next(size_t bytes) {
+    constexpr size_t kRowBytes = TileOf<T>() * sizeof(T);
+    for (const size_t end = done + bytes; done < end;
+         done += HWY_MIN(bytes, 64)) {
+      __builtin_prefetch(tile +
+                             static_cast<int64_t>(done / kRowBytes) * stride +
+                             done % kRowBytes,
+                         /*rw=*/0, /*locality=*/2);
+    }
+  }
+};
+
 // One item: rows [row0, row1) and columns [col0, col1), tile by tile.
 template <typename T>
 void TransposeTilesOf(const TransposeJob& job, int64_t item) {
@@ -220,8 +242,6 @@ void TransposeTilesOf(const TransposeJob& job, int64_t item) {
         if (HWY_LIKELY(cols == kTile)) {
           for (size_t c = 0; c < kTile; c += hn::Lanes(d)) {
             hn::Store(hn::LoadU(d, line + c), d, to + c);
-            // The next tile: with 64 rows at once the hardware loses track.
-            hwy::Prefetch(line + c + kTile);
           }
         } else {
           std::memcpy(to, line, cols * sizeof(T));
@@ -231,9 +251,17 @@ void TransposeTilesOf(const TransposeJob& job, int64_t item) {
       const auto out_stride =
           job.out_strides[2] / static_cast<int64_t>(sizeof(T));
       constexpr size_t kBlock = 16 / sizeof(T);
+      const bool last = col + static_cast<int64_t>(kTile) >= col_end;
+      TileFetch<T> fetch = {last ? from + (col_item * job.item_cols - col) *
+                                              static_cast<int64_t>(sizeof(T))
+                                 : in + row * job.in_strides[2] +
+                                       (col + static_cast<int64_t>(kTile)) *
+                                           static_cast<int64_t>(sizeof(T)),
+                            job.in_strides[2]};
       for (size_t c = 0; c < cols; c += kBlock) {
         T* const column = to + static_cast<int64_t>(c) * out_stride;
         for (size_t r = 0; r < rows; r += hn::Lanes(d)) {
+          fetch.Next(kBlock * hn::Lanes(d) * sizeof(T));
           TransposeVector(tile + r * kStride + c, kStride, column + r,
                           out_stride, rows - r, static_cast<int64_t>(cols - c),
                           stream && !head);
