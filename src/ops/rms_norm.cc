@@ -93,12 +93,17 @@ struct RowSums {
   double xwg = 0.0;  // x * weight * dy
 };
 
-// Adds n elements of a row: f32 within them, f64 from call to call.
+// Adds one chunk of columns of one row: f32 within it, f64 from call to call.
+// Fetches x of row `next`; BackwardChunk fetches its dy, so that memory is busy
+// in both passes.
 template <typename T, typename W>
-HWY_INLINE void AddToSums(const T* HWY_RESTRICT x, const T* HWY_RESTRICT dy,
-                          const W* HWY_RESTRICT weight, size_t n,
-                          RowSums* sums) {
+HWY_INLINE void AddToSums(const RmsNormJob& job, int64_t row, int64_t next,
+                          size_t chunk, size_t n, RowSums* sums) {
   const hn::ScalableTag<float> d;
+  const T* HWY_RESTRICT x = job.x.In<T>(row) + chunk;
+  const T* HWY_RESTRICT dy = job.dy.In<T>(row) + chunk;
+  const T* HWY_RESTRICT next_x = job.x.In<T>(next) + chunk;
+  const W* HWY_RESTRICT weight = static_cast<const W*>(job.weight) + chunk;
   const size_t lanes = hn::Lanes(d);
   auto xx0 = hn::Zero(d);
   auto xx1 = hn::Zero(d);
@@ -106,6 +111,8 @@ HWY_INLINE void AddToSums(const T* HWY_RESTRICT x, const T* HWY_RESTRICT dy,
   auto xwg1 = hn::Zero(d);
   size_t i = 0;
   for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    PrefetchToL2(next_x + i);
+    PrefetchToL2(next_x + i + lanes);
     const auto x0 = LoadVector(d, x + i);
     const auto x1 = LoadVector(d, x + i + lanes);
     const auto wg0 = hn::Mul(LoadVector(d, weight + i), LoadVector(d, dy + i));
@@ -129,8 +136,8 @@ HWY_INLINE void AddToSums(const T* HWY_RESTRICT x, const T* HWY_RESTRICT dy,
       static_cast<double>(hn::GetLane(hn::SumOfLanes(d, hn::Add(xwg0, xwg1))));
 }
 
-// One chunk of columns of one row: dx, and the row's part of dweight. `next` is
-// the row that is fetched meanwhile.
+// One chunk of columns of one row: dx, and the row's part of dweight. Fetches
+// dy of row `next`.
 template <typename T, typename W>
 HWY_INLINE void BackwardChunk(const RmsNormJob& job, int64_t row, int64_t next,
                               const RowSums& sums, size_t chunk, size_t n,
@@ -139,7 +146,6 @@ HWY_INLINE void BackwardChunk(const RmsNormJob& job, int64_t row, int64_t next,
   const auto dim = static_cast<double>(job.dim);
   const T* HWY_RESTRICT x = job.x.In<T>(row) + chunk;
   const T* HWY_RESTRICT dy = job.dy.In<T>(row) + chunk;
-  const T* HWY_RESTRICT next_x = job.x.In<T>(next) + chunk;
   const T* HWY_RESTRICT next_dy = job.dy.In<T>(next) + chunk;
   const W* HWY_RESTRICT weight = static_cast<const W*>(job.weight) + chunk;
   const double rms = 1.0 / std::sqrt(sums.xx / dim + job.eps);
@@ -163,7 +169,6 @@ HWY_INLINE void BackwardChunk(const RmsNormJob& job, int64_t row, int64_t next,
       hn::Set(d, static_cast<float>(rms * rms * sums.xwg / dim));
   WriteRow(d, job.dx.Out<T>(row) + chunk, n, job.stream,
            [&](size_t i, size_t left) HWY_ATTR {
-             PrefetchToL2(next_x + i);
              PrefetchToL2(next_dy + i);
              const auto v = LoadUpTo(d, x + i, left);
              const auto g = LoadUpTo(d, dy + i, left);
@@ -183,26 +188,26 @@ void BackwardRows(const RmsNormJob& job, RowRange rows,
   constexpr size_t kChunk = 1024;
   constexpr size_t kGroupBytes = 128 * 1024;
   constexpr int64_t kMostRows = 16;
-  const W* HWY_RESTRICT weight = static_cast<const W*>(job.weight);
   const int64_t group = std::clamp<int64_t>(
       static_cast<int64_t>(kGroupBytes / (2 * job.dim * sizeof(T))), 1,
       kMostRows);
   for (int64_t first = rows.begin; first < rows.end; first += group) {
     const int64_t count = std::min(group, rows.end - first);
+    const auto next = [&job, count](int64_t row) {
+      return std::min(row + count, job.rows - 1);
+    };
     RowSums sums[kMostRows];
     for (size_t chunk = 0; chunk < job.dim; chunk += kChunk) {
       const size_t n = HWY_MIN(kChunk, job.dim - chunk);
       for (int64_t i = 0; i < count; ++i) {
-        AddToSums(job.x.In<T>(first + i) + chunk,
-                  job.dy.In<T>(first + i) + chunk, weight + chunk, n, &sums[i]);
+        AddToSums<T, W>(job, first + i, next(first + i), chunk, n, &sums[i]);
       }
     }
     for (size_t chunk = 0; chunk < job.dim; chunk += kChunk) {
       const size_t n = HWY_MIN(kChunk, job.dim - chunk);
       for (int64_t i = 0; i < count; ++i) {
-        BackwardChunk<T, W>(job, first + i,
-                            std::min(first + i + count, job.rows - 1), sums[i],
-                            chunk, n, partial);
+        BackwardChunk<T, W>(job, first + i, next(first + i), sums[i], chunk, n,
+                            partial);
       }
     }
   }
