@@ -1,30 +1,21 @@
-// Single bf16 values, stored in uint16_t: the upper half of an f32.
+// Single elements of f32 and of bf16, by the type they are stored in.
 #ifndef FA2_SRC_OPS_BF16_H_
 #define FA2_SRC_OPS_BF16_H_
 
 #include <cstdint>
-#include <cstring>
+
+#include "src/common/half.h"
 
 namespace fa2::ops {
 
 using Bf16 = uint16_t;
 
 inline float ToFloat(float x) { return x; }
-inline float ToFloat(Bf16 x) {
-  const uint32_t bits = static_cast<uint32_t>(x) << 16;
-  float f;
-  std::memcpy(&f, &bits, sizeof(f));
-  return f;
-}
+inline float ToFloat(Bf16 x) { return Bf16ToF32(x); }
 
 // Rounds to nearest even; NaN becomes a quiet NaN.
 inline void FromFloat(float f, float* to) { *to = f; }
-inline void FromFloat(float f, Bf16* to) {
-  uint32_t bits;
-  std::memcpy(&bits, &f, sizeof(bits));
-  *to = f != f ? static_cast<Bf16>((bits >> 16) | 0x40)
-               : static_cast<Bf16>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-}
+inline void FromFloat(float f, Bf16* to) { *to = F32ToBf16(f); }
 
 }  // namespace fa2::ops
 

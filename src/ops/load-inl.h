@@ -14,10 +14,14 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "src/ops/bf16.h"
+#include "src/simd/store-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::ops::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
+using simd::HWY_NAMESPACE::LoadWide;
+using simd::HWY_NAMESPACE::NarrowToBf16;
+using simd::HWY_NAMESPACE::StoredBF16;
 
 template <class D>
 HWY_INLINE hn::Vec<D> LoadVector(D d, const float* p) {
@@ -26,28 +30,7 @@ HWY_INLINE hn::Vec<D> LoadVector(D d, const float* p) {
 
 template <class D>
 HWY_INLINE hn::Vec<D> LoadVector(D d, const Bf16* p) {
-  const hn::Rebind<uint16_t, D> d16;
-  const hn::RebindToUnsigned<D> d32;
-  return hn::BitCast(d,
-                     hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, p))));
-}
-
-// Rounds f32 to bf16: to nearest even, NaN to a quiet NaN.
-template <class D>
-HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D>> RoundToBf16(D, hn::Vec<D> v) {
-  const hn::Rebind<uint16_t, D> d16;
-  const hn::RebindToUnsigned<D> d32;
-  const hn::RebindToSigned<D> di32;
-  const auto bits = hn::BitCast(d32, v);
-  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, uint32_t{1}));
-  const auto rounded =
-      hn::Add(bits, hn::Add(odd, hn::Set(d32, uint32_t{0x7FFF})));
-  const auto quiet = hn::Or(bits, hn::Set(d32, uint32_t{0x400000}));
-  // Not Ne: on x86 Highway 1.0.3 makes it false for a NaN.
-  const auto nan = hn::RebindMask(d32, hn::Not(hn::Eq(v, v)));
-  const auto upper = hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded));
-  // The value fits in 16 bits, so saturation never acts.
-  return hn::DemoteTo(d16, hn::BitCast(di32, upper));
+  return LoadWide(d, StoredBF16(), p);
 }
 
 template <class D>
@@ -56,7 +39,7 @@ HWY_INLINE void StoreVector(D d, hn::Vec<D> v, float* p) {
 }
 template <class D>
 HWY_INLINE void StoreVector(D d, hn::Vec<D> v, Bf16* p) {
-  hn::StoreU(RoundToBf16(d, v), hn::Rebind<uint16_t, D>(), p);
+  hn::StoreU(NarrowToBf16(d, v), hn::Rebind<uint16_t, D>(), p);
 }
 
 // The same past the caches; p is aligned to the vector stored.
@@ -69,9 +52,9 @@ HWY_INLINE void StreamVector(D d, hn::Vec<D> v, Bf16* p) {
   const hn::Rebind<uint16_t, D> d16;
   // Stream writes whole 16-byte blocks.
   if constexpr (hn::MaxLanes(d16) * sizeof(Bf16) >= 16) {
-    hn::Stream(RoundToBf16(d, v), d16, p);
+    hn::Stream(NarrowToBf16(d, v), d16, p);
   } else {
-    hn::StoreU(RoundToBf16(d, v), d16, p);
+    hn::StoreU(NarrowToBf16(d, v), d16, p);
   }
 }
 

@@ -27,18 +27,25 @@ template <class D, IfLaneBytes<D, 4> = 0>
 HWY_INLINE void StoreNarrow(D d, StoredF32, hn::Vec<D> v, float* p) {
   hn::StoreU(v, d, p);
 }
-// To nearest even; NaN becomes a quiet NaN of the same sign.
-template <class D, IfLaneBytes<D, 4> = 0>
-HWY_INLINE void StoreNarrow(D /*d*/, StoredBF16, hn::Vec<D> v, uint16_t* p) {
+// f32 to bf16, to nearest even, in integers, so that every target gives the
+// same bits; a NaN becomes a quiet NaN that keeps its sign and upper payload.
+template <class D>
+HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D>> NarrowToBf16(D /*d*/,
+                                                         hn::Vec<D> v) {
   const hn::RebindToUnsigned<D> du;
   const hn::Rebind<uint16_t, D> d16;
   const auto bits = hn::BitCast(du, v);
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
   const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7FFFu)));
   const auto quiet = hn::Or(bits, hn::Set(du, 0x00400000u));
+  // Not Ne: on x86 Highway 1.0.3 makes it false for a NaN.
   const auto nan = hn::RebindMask(du, hn::Not(hn::Eq(v, v)));
   const auto result = hn::IfThenElse(nan, quiet, rounded);
-  hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(result)), d16, p);
+  return hn::TruncateTo(d16, hn::ShiftRight<16>(result));
+}
+template <class D, IfLaneBytes<D, 4> = 0>
+HWY_INLINE void StoreNarrow(D d, StoredBF16, hn::Vec<D> v, uint16_t* p) {
+  hn::StoreU(NarrowToBf16(d, v), hn::Rebind<uint16_t, D>(), p);
 }
 template <class D, IfLaneBytes<D, 4> = 0>
 HWY_INLINE void StoreNarrow(D d, StoredF16, hn::Vec<D> v, uint16_t* p) {
