@@ -46,10 +46,20 @@ struct CrossEntropyJob {
 HWY_BEFORE_NAMESPACE();
 namespace fa2::ops::HWY_NAMESPACE {
 
+// p - 1 at the target of a row that is written, from a p that is not rounded
+// yet.
+template <typename T>
+struct TargetGradient {
+  T* out = nullptr;
+  float value = 0.0f;
+};
+
 template <typename T>
 void CrossEntropyRowsOf(const CrossEntropyJob& job, RowRange rows,
                         float* scratch) {
   const hn::ScalableTag<float> d;
+  ScaledRow<T> last;
+  TargetGradient<T> at_last;
   for (int64_t row = rows.begin; row < rows.end; ++row) {
     const int64_t target = IndexAt(job.targets, row);
     if (target == job.ignore_index) {
@@ -61,21 +71,22 @@ void CrossEntropyRowsOf(const CrossEntropyJob& job, RowRange rows,
       continue;
     }
     const T* HWY_RESTRICT logits = job.logits.In<T>(row);
-    const RowExpSum sum = SumExpOfRow(d, logits, job.vocab, scratch);
+    const RowExpSum sum = SumExpOfRow(
+        d, logits, job.vocab, job.logits.In<T>(std::min(row + 1, job.rows - 1)),
+        scratch, last);
+    if (last.out != nullptr) FromFloat(at_last.value, at_last.out);
     const double at_target =
         static_cast<double>(ToFloat(logits[target])) - sum.max;
     job.losses[row] = std::log(sum.sum) - at_target;
     if (!job.want_dlogits) continue;
-
-    T* const dlogits = job.dlogits.Out<T>(row);
-    const T* next = job.logits.In<T>(std::min(row + 1, job.rows - 1));
-    ScaleExpOfRow(d, scratch, sum.max, job.one_over_count / sum.sum, next,
-                  job.vocab, job.stream, dlogits);
-    // p - 1 from a p that is not rounded yet.
+    last = {job.dlogits.Out<T>(row), sum.max, job.one_over_count / sum.sum,
+            job.stream};
     const double p = std::exp(at_target) / sum.sum;
-    FromFloat(static_cast<float>((p - 1.0) * job.one_over_count),
-              dlogits + target);
+    at_last = {last.out + target,
+               static_cast<float>((p - 1.0) * job.one_over_count)};
   }
+  WriteScaledRow(d, scratch, job.vocab, last);
+  if (last.out != nullptr) FromFloat(at_last.value, at_last.out);
   hwy::FlushStream();
 }
 
@@ -184,7 +195,8 @@ Status CrossEntropy(const CrossEntropyArgs& args, Context* context) {
   job.losses = reinterpret_cast<double*>(workspace.data());
   job.scratch = reinterpret_cast<float*>(workspace.data() + loss_bytes);
 
-  const int64_t step = RowsPerItem(vocab, args.logits.dtype);
+  const int64_t step = PipelinedRowsPerItem(
+      rows, vocab, args.logits.dtype, context->impl().pool().num_threads());
   const auto kernel =
       FA2_TARGET_FUNCTION(CrossEntropyRows, context->impl().targets());
   context->impl().pool().For(

@@ -25,8 +25,8 @@ template <class D>
 HWY_INLINE hn::Vec<D> ExpNonPositive(D d, hn::Vec<D> x) {
   const hn::RebindToSigned<D> di;
   // x = k ln 2 + r with |r| <= ln(2) / 2. Adding 1.5 * 2^23 rounds to a whole
-  // number and leaves it in the low bits.
-  const auto magic = hn::Set(d, 12582912.0f);
+  // number and leaves it in the low bits; 127 more make it f32's exponent.
+  const auto magic = hn::Set(d, 12582912.0f + 127.0f);
   const auto shifted = hn::MulAdd(x, hn::Set(d, 1.44269504088896341f), magic);
   const auto k = hn::Sub(shifted, magic);
   // ln 2 in two parts, the first with so many zero bits at its end that its
@@ -43,8 +43,7 @@ HWY_INLINE hn::Vec<D> ExpNonPositive(D d, hn::Vec<D> x) {
   p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
   p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
   // A product, not an addition to the exponent's bits: NaN stays NaN.
-  const auto power = hn::Add(hn::ShiftLeft<23>(hn::BitCast(di, shifted)),
-                             hn::BitCast(di, hn::Set(d, 1.0f)));
+  const auto power = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
   const auto y = hn::Mul(p, hn::BitCast(d, power));
   // -125.5 ln 2: k is -125 or more, so the result is normal. Not "keep if
   // greater": a NaN must come through.
@@ -54,32 +53,101 @@ HWY_INLINE hn::Vec<D> ExpNonPositive(D d, hn::Vec<D> x) {
 // Of a row: its maximum and sum(exp(x - max)). A NaN or +inf in the row makes
 // the sum NaN; a row of only -inf has maximum -inf and sum 0.
 struct RowExpSum {
-  float max;
-  double sum;
+  float max = -std::numeric_limits<float>::infinity();
+  double sum = 0.0;
 };
 
-// Leaves exp(x - shift) in `scratch` for ScaleExpOfRow, shift being the maximum
-// of the row up to the end of the chunk.
+// A row whose exponentials SumExpOfRow left in scratch, to be written as
+// exp(x - max) * factor.
+template <typename T>
+struct ScaledRow {
+  T* out = nullptr;  // nullptr: nothing to write
+  float max = 0.0f;
+  double factor = 0.0;
+  bool stream = false;  // past the caches
+};
+
+// exp(x - shift) times this is what is to be written. (-inf) - (-inf) is NaN,
+// as 0 / 0 would be in a row of only -inf.
+template <typename T>
+HWY_INLINE float ChunkScale(double shift, const ScaledRow<T>& row) {
+  return static_cast<float>(std::exp(shift - row.max) * row.factor);
+}
+
 template <class D, typename T>
-HWY_INLINE RowExpSum SumExpOfRow(D d, const T* x, size_t n, float* scratch) {
+HWY_INLINE float MaxOf(D d, const T* HWY_RESTRICT x, size_t n) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   const size_t lanes = hn::Lanes(d);
+  auto max0 = hn::Set(d, -kInf);
+  auto max1 = max0;
+  size_t i = 0;
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    max0 = hn::Max(max0, LoadVector(d, x + i));
+    max1 = hn::Max(max1, LoadVector(d, x + i + lanes));
+  }
+  for (; i < n; i += lanes) {
+    max0 = hn::Max(max0, LoadUpTo(d, x + i, n - i, -kInf));
+  }
+  return hn::GetLane(hn::MaxOfLanes(d, hn::Max(max0, max1)));
+}
+
+// The sum of exp(x - shift) over at most kExpChunk elements, which it leaves in
+// `scratch`; writes what was there times `scale`. Fetches as many elements from
+// `ahead` meanwhile. The sum's bits do not depend on how it writes.
+template <bool kWrite, class D, typename T>
+HWY_INLINE double ExchangeExp(D d, const T* HWY_RESTRICT x, size_t n,
+                              float shift, const T* ahead,
+                              float* HWY_RESTRICT scratch, float scale,
+                              bool stream, T* HWY_RESTRICT out) {
+  const size_t lanes = hn::Lanes(d);
+  const auto shift_lanes = hn::Set(d, shift);
+  const auto scale_lanes = hn::Set(d, scale);
+  // Vectors written are those of `out` that are aligned, the new exponentials
+  // come to less than a vector behind them.
+  const size_t head = kWrite && stream ? ElementsToAlignment(d, out, n) : 0;
+  if (head != 0) {
+    StoreUpTo(d, hn::Mul(hn::LoadU(d, scratch), scale_lanes), out, head);
+  }
+  // GCC would call so large a function, with its vectors in memory.
+  const auto exchange = [&](size_t i, size_t left) HWY_ATTR
+      __attribute__((always_inline)) {
+    PrefetchToL2(ahead + i);
+    if constexpr (kWrite) {
+      const size_t at = i + head;
+      const auto y = hn::Mul(hn::LoadU(d, scratch + at), scale_lanes);
+      if (HWY_LIKELY(at + lanes <= n)) {
+        if (stream) {
+          StreamVector(d, y, out + at);
+        } else {
+          StoreVector(d, y, out + at);
+        }
+      } else if (at < n) {
+        StoreUpTo(d, y, out + at, n - at);
+      }
+    }
+    const auto e = ExpNonPositive(
+        d, hn::Sub(LoadUpTo(d, x + i, left,
+                            -std::numeric_limits<float>::infinity()),
+                   shift_lanes));
+    hn::StoreU(e, d, scratch + i);
+    return e;
+  };
+  return SumRow(d, n, exchange);
+}
+
+// Leaves exp(x - shift) in `scratch`, shift being the maximum of the row up to
+// the end of the chunk, and writes the row whose exponentials are there: the
+// arithmetic of one row goes on while memory takes the other. Fetches as far
+// ahead as a chunk, into the row `next` at the end.
+template <class D, typename T>
+HWY_INLINE RowExpSum SumExpOfRow(D d, const T* x, size_t n, const T* next,
+                                 float* scratch, const ScaledRow<T>& last) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
   float* const shifts = scratch + ExpChunks(n) * kExpChunk;
-  RowExpSum row = {-kInf, 0.0};
+  RowExpSum row;
   for (size_t chunk = 0; chunk < n; chunk += kExpChunk) {
-    const T* HWY_RESTRICT p = x + chunk;
     const size_t count = HWY_MIN(kExpChunk, n - chunk);
-    auto max0 = hn::Set(d, -kInf);
-    auto max1 = max0;
-    size_t i = 0;
-    for (; i + 2 * lanes <= count; i += 2 * lanes) {
-      max0 = hn::Max(max0, LoadVector(d, p + i));
-      max1 = hn::Max(max1, LoadVector(d, p + i + lanes));
-    }
-    for (; i < count; i += lanes) {
-      max0 = hn::Max(max0, LoadUpTo(d, p + i, count - i, -kInf));
-    }
-    const float max = hn::GetLane(hn::MaxOfLanes(d, hn::Max(max0, max1)));
+    const float max = MaxOf(d, x + chunk, count);
     if (max > row.max) {
       row.sum *= std::exp(static_cast<double>(row.max) - max);
       row.max = max;
@@ -88,37 +156,35 @@ HWY_INLINE RowExpSum SumExpOfRow(D d, const T* x, size_t n, float* scratch) {
     // NaN wherever x is, and a shift of NaN makes all of them NaN. With only
     // -inf so far any finite shift gives exp = 0.
     const float shift = max != max ? max : row.max;
-    const auto shift_lanes = hn::Set(d, shift == -kInf ? 0.0f : shift);
-    float* HWY_RESTRICT to = scratch + chunk;
-    row.sum += SumRow(d, count, [&](size_t at, size_t left) HWY_ATTR {
-      const auto e = ExpNonPositive(
-          d, hn::Sub(LoadUpTo(d, p + at, left, -kInf), shift_lanes));
-      hn::Store(e, d, to + at);
-      return e;
-    });
-    shifts[chunk / kExpChunk] = shift;
+    const float finite = shift == -kInf ? 0.0f : shift;
+    float* const old_shift = shifts + chunk / kExpChunk;
+    const T* const ahead =
+        chunk + kExpChunk < n || next == x + n ? x + chunk + kExpChunk : next;
+    if (last.out == nullptr) {
+      row.sum += ExchangeExp<false>(d, x + chunk, count, finite, ahead,
+                                    scratch + chunk, 0.0f, false, last.out);
+    } else {
+      row.sum += ExchangeExp<true>(
+          d, x + chunk, count, finite, ahead, scratch + chunk,
+          ChunkScale(*old_shift, last), last.stream, last.out + chunk);
+    }
+    *old_shift = shift;
   }
   return row;
 }
 
-// out = exp(x - max) * factor from what SumExpOfRow left; meanwhile fetches the
-// row `next`.
+// Writes the row whose exponentials are in `scratch`.
 template <class D, typename T>
-HWY_INLINE void ScaleExpOfRow(D d, const float* HWY_RESTRICT scratch, float max,
-                              double factor, const T* next, size_t n,
-                              bool stream, T* out) {
+HWY_INLINE void WriteScaledRow(D d, const float* HWY_RESTRICT scratch, size_t n,
+                               const ScaledRow<T>& row) {
+  if (row.out == nullptr) return;
   const float* const shifts = scratch + ExpChunks(n) * kExpChunk;
   for (size_t chunk = 0; chunk < n; chunk += kExpChunk) {
     const float* HWY_RESTRICT from = scratch + chunk;
-    const double shift = shifts[chunk / kExpChunk];
-    // (-inf) - (-inf) is NaN, as 0 / 0 would be in a row of only -inf.
-    const auto scale =
-        hn::Set(d, static_cast<float>(std::exp(shift - max) * factor));
-    WriteRow(d, out + chunk, HWY_MIN(kExpChunk, n - chunk), stream,
-             [&](size_t i, size_t) HWY_ATTR {
-               PrefetchToL2(next + chunk + i);
-               return hn::Mul(hn::LoadU(d, from + i), scale);
-             });
+    const auto scale = hn::Set(d, ChunkScale(shifts[chunk / kExpChunk], row));
+    WriteRow(d, row.out + chunk, HWY_MIN(kExpChunk, n - chunk), row.stream,
+             [&](size_t i, size_t)
+                 HWY_ATTR { return hn::Mul(hn::LoadU(d, from + i), scale); });
   }
 }
 

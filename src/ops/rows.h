@@ -66,6 +66,15 @@ inline int64_t RowsPerItem(int64_t dim, DType dtype) {
   return std::max<int64_t>(1, kItemBytes / row_bytes);
 }
 
+// Rows an item where the arithmetic of a row goes on while the one before is
+// written, which the ends of an item cannot: about 1 MiB and at least 16 rows,
+// but 8 items a thread so that they end together.
+inline int64_t PipelinedRowsPerItem(int64_t rows, int64_t dim, DType dtype,
+                                    int num_threads) {
+  const int64_t most = std::max<int64_t>(16, 8 * RowsPerItem(dim, dtype));
+  return std::clamp<int64_t>(rows / (8 * num_threads), 1, most);
+}
+
 // Whether an output of so many bytes is written past the caches: it will not be
 // in them when it is read next, and lines need not be read before they are
 // written. 8 MiB is what a core of a server has as its share of L2 and L3.

@@ -41,12 +41,14 @@ namespace fa2::ops::HWY_NAMESPACE {
 template <typename T>
 void SoftmaxRowsOf(const SoftmaxJob& job, RowRange rows, float* scratch) {
   const hn::ScalableTag<float> d;
+  ScaledRow<T> last;
   for (int64_t row = rows.begin; row < rows.end; ++row) {
     const T* next = job.x.In<T>(std::min(row + 1, job.rows - 1));
-    const RowExpSum sum = SumExpOfRow(d, job.x.In<T>(row), job.dim, scratch);
-    ScaleExpOfRow(d, scratch, sum.max, 1.0 / sum.sum, next, job.dim, job.stream,
-                  job.y.Out<T>(row));
+    const RowExpSum sum =
+        SumExpOfRow(d, job.x.In<T>(row), job.dim, next, scratch, last);
+    last = {job.y.Out<T>(row), sum.max, 1.0 / sum.sum, job.stream};
   }
+  WriteScaledRow(d, scratch, job.dim, last);
   hwy::FlushStream();
 }
 
@@ -66,13 +68,15 @@ void SoftmaxBackwardRowsOf(const SoftmaxJob& job, RowRange rows) {
     const int64_t next = std::min(row + 1, job.rows - 1);
     const T* HWY_RESTRICT next_y = job.y.In<T>(next);
     const T* HWY_RESTRICT next_dy = job.dy.In<T>(next);
+    // Each pass fetches one of the next row's arrays, so that memory is busy in
+    // both.
     const double sum = SumRow(d, job.dim, [&](size_t i, size_t left) HWY_ATTR {
+      PrefetchToL2(next_y + i);
       return hn::Mul(LoadUpTo(d, y + i, left), LoadUpTo(d, dy + i, left));
     });
     const auto mean = hn::Set(d, static_cast<float>(sum));
     WriteRow(d, job.dx.Out<T>(row), job.dim, job.stream,
              [&](size_t i, size_t left) HWY_ATTR {
-               PrefetchToL2(next_y + i);
                PrefetchToL2(next_dy + i);
                return hn::Mul(LoadUpTo(d, y + i, left),
                               hn::Sub(LoadUpTo(d, dy + i, left), mean));
@@ -111,7 +115,8 @@ void RunSoftmax(const Context& context, SoftmaxKernel kernel,
   job->bf16 = shape.dtype == DType::kBF16;
   job->stream = WritePastCaches(Elements(shape) *
                                 static_cast<int64_t>(SizeOf(shape.dtype)));
-  const int64_t step = RowsPerItem(shape.sizes[3], shape.dtype);
+  const int64_t step = PipelinedRowsPerItem(
+      rows, shape.sizes[3], shape.dtype, context.impl().pool().num_threads());
   context.impl().pool().For(
       CeilDiv(rows, step), [kernel, job, step, rows](int64_t item, int worker) {
         kernel(*job, ItemRows(item, step, rows), worker);
