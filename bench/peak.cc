@@ -27,14 +27,34 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+// Where threads wait for each other.
+class Barrier {
+ public:
+  explicit Barrier(int threads) : threads_(threads) {}
+
+  void Wait() {
+    const int round = round_.load();
+    if (waiting_.fetch_add(1) + 1 == threads_) {
+      waiting_.store(0);
+      round_.store(round + 1);
+      return;
+    }
+    // Yields, so that a thread that shares this core comes to run.
+    while (round_.load() == round) std::this_thread::yield();
+  }
+
+ private:
+  const int threads_;
+  std::atomic<int> waiting_{0};
+  std::atomic<int> round_{0};
+};
+
 // Runs body(thread) on `threads` threads that begin together.
 template <class Body>
 void Together(int threads, const Body& body) {
-  std::atomic<int> waiting{threads};
+  Barrier barrier(threads);
   const auto run = [&](int thread) {
-    waiting.fetch_sub(1);
-    while (waiting.load() > 0) {
-    }
+    barrier.Wait();
     body(thread);
   };
   std::vector<std::thread> others;
@@ -148,7 +168,18 @@ Bandwidth MeasureBandwidth(int threads, const std::string& target) {
   if (a == nullptr || b == nullptr || c == nullptr) return {};
 
   const StreamKernel kernel = VectorKernelsOf(target).stream;
-  // First touch by the thread that will use the pages.
+  constexpr int kRounds = 5;
+  struct Kind {
+    bool triad, stream;
+    std::vector<double> rates;
+  };
+  std::vector<Kind> kinds = {{false, false, {}},
+                             {false, true, {}},
+                             {true, false, {}},
+                             {true, true, {}}};
+  Barrier barrier(threads);
+  // The same threads from the first touch on: a thread that is new in every
+  // round may share a core with another until the system moves it.
   Together(threads, [&](int thread) {
     const size_t first = share * static_cast<size_t>(thread);
     for (size_t i = first; i < first + share; ++i) {
@@ -156,25 +187,25 @@ Bandwidth MeasureBandwidth(int threads, const std::string& target) {
       b[i] = 1;
       c[i] = static_cast<float>(i % 97);
     }
-  });
-  const auto rate = [&](bool triad, bool stream) {
-    std::vector<double> rates;
-    for (int round = 0; round < 5; ++round) {
-      const Clock::time_point begin = Clock::now();
-      Together(threads, [&](int thread) {
-        const size_t first = share * static_cast<size_t>(thread);
+    for (Kind& kind : kinds) {
+      for (int round = 0; round < kRounds; ++round) {
+        barrier.Wait();
+        const Clock::time_point begin = Clock::now();
         kernel(a.get() + first, b.get() + first,
-               triad ? c.get() + first : nullptr, share, stream);
-      });
-      rates.push_back((triad ? 3.0 : 2.0) * static_cast<double>(count) *
-                      sizeof(float) / Seconds(begin, Clock::now()));
+               kind.triad ? c.get() + first : nullptr, share, kind.stream);
+        barrier.Wait();
+        if (thread == 0) {
+          kind.rates.push_back((kind.triad ? 3.0 : 2.0) *
+                               static_cast<double>(count) * sizeof(float) /
+                               Seconds(begin, Clock::now()));
+        }
+      }
     }
-    return Median(rates);
-  };
+  });
   Bandwidth result;
-  for (const bool stream : {false, true}) {
-    result.copy = std::max(result.copy, rate(false, stream));
-    result.triad = std::max(result.triad, rate(true, stream));
+  for (Kind& kind : kinds) {
+    double& best = kind.triad ? result.triad : result.copy;
+    best = std::max(best, Median(kind.rates));
   }
   return result;
 }
