@@ -29,8 +29,9 @@ struct ContextOptions {
   Allocator allocator;     // empty: 2 MiB pages where the system gives them
   std::string max_target;  // Highway's name in lower case ("avx2", …); empty:
                            // FA2_MAX_TARGET, or the best
-  std::string engine;      // "f32" or "amx" (where the CPU has it); empty:
-                           // FA2_ENGINE, or the fastest for each call
+  std::string engine;      // "f32", "bf16dot" or "amx" (where the CPU has
+                           // it); empty: FA2_ENGINE, or the fastest for each
+                           // call
 };
 
 // What a context computes with, for logs and for `fa2 info`.
