@@ -81,11 +81,10 @@ HWY_INLINE void StoreRounded(D d, hn::Vec<D> low, hn::Vec<D> high,
 }
 
 // A row of `width` f32, a multiple of two vectors, as bf16; `rest`, if not
-// nullptr, gets what rounding took away.
+// nullptr, gets what rounding took away and may be `row` itself.
 template <class D>
-HWY_INLINE void RoundRow(D d, const float* HWY_RESTRICT row, size_t width,
-                         uint16_t* HWY_RESTRICT out,
-                         float* HWY_RESTRICT rest = nullptr) {
+HWY_INLINE void RoundRow(D d, const float* row, size_t width,
+                         uint16_t* HWY_RESTRICT out, float* rest = nullptr) {
   const size_t lanes = hn::Lanes(d);
   for (size_t col = 0; col < width; col += 2 * lanes) {
     const auto low = hn::Load(d, row + col);

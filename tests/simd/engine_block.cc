@@ -187,6 +187,9 @@ class BlockProblem {
     KeyBlock<T>& b = blocks_.back();
     b.k.Fill(random_, c_.input_scale);
     b.v.Fill(random_, 1.0);
+    for (int64_t j = 0; c_.equal_values && j < keys; ++j) {
+      for (int64_t d = 0; d < c_.value_dim; ++d) b.v.Set(j, d, 1.0);
+    }
     b.begin.assign(padded_q_, T{0});
     b.end.assign(padded_q_, T{0});
     b.position.assign(padded_q_, T{0});
@@ -567,6 +570,7 @@ std::string BlockCase::Name() const {
   if (dropout) name += "_dropout";
   if (want_ds) name += "_ds";
   if (nan_in_masked) name += "_nan";
+  if (equal_values) name += "_equal";
   return name;
 }
 

@@ -33,6 +33,7 @@ struct BlockCase {
   bool dropout = false;
   bool want_ds = false;        // dS output and the ALiBi gradient
   bool nan_in_masked = false;  // keys that no query sees hold NaN
+  bool equal_values = false;   // V is 1 everywhere, and so is out
   double input_scale = 1.0;    // of Q and K
   uint32_t seed = 1;
 

@@ -225,6 +225,22 @@ TEST_P(EngineTest, LargeScores) {
   EXPECT_LE(e.Largest(), 16 * subject.tolerance);
 }
 
+TEST_P(EngineTest, RoundedWeightsSumToOne) {
+  if (!GetParam().engine->rounds_probabilities) GTEST_SKIP() << "not rounded";
+  for (BlockMask mask : {BlockMask::kNone, BlockMask::kCausal}) {
+    BlockCase c;
+    c.queries = 71;
+    c.keys[0] = 50;
+    c.keys[1] = 90;
+    c.mask = mask;
+    c.input_scale = 2.0;
+    c.equal_values = true;
+    const BlockErrors e = RunBlockCase(*GetParam().engine, c);
+    EXPECT_LE(e.out, 1e-6);
+    EXPECT_LE(e.lse, 1e-5);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, EngineTest, testing::ValuesIn(Subjects()),
                          [](const testing::TestParamInfo<Subject>& info) {
                            return info.param.name;
