@@ -118,6 +118,7 @@ HWY_NOINLINE void RegisterBlock(
     for (size_t j = 0; j < kVectors; ++j) hwy::Prefetch(ahead + j * lanes);
   }
 
+  constexpr size_t kLine = 64 / sizeof(Element);
   const size_t a_row = kUnitStep ? product.a_row : 1;
   const size_t a_step = kUnitStep ? 1 : product.a_step;
   const size_t b_step = product.b_step;
@@ -126,13 +127,21 @@ HWY_NOINLINE void RegisterBlock(
     const Element* HWY_RESTRICT a = product.a + segment * product.a_segment;
     // Four steps a turn: the branch predictor then follows a block's 32 turns
     // to their end, and the front end has fewer branches to take.
-    FA2_UNROLL_4
-    for (size_t step = 0; step < product.steps; ++step) {
-      const auto b0 = Op::Right(d, b);
-      auto b1 = b0, b2 = b0, b3 = b0;
-      if constexpr (kVectors > 1) b1 = Op::Right(d, b + lanes);
-      if constexpr (kVectors > 2) b2 = Op::Right(d, b + 2 * lanes);
-      if constexpr (kVectors > 3) b3 = Op::Right(d, b + 3 * lanes);
+    for (size_t step = 0; step < product.steps;) {
+      const size_t end = HWY_MIN(product.steps, step + kLine);
+      if constexpr (kUnitStep) {
+        // A line of each of the rows that the next block starts with.
+        for (size_t i = 0; i < kRows; ++i) {
+          hwy::Prefetch(a + (kRows + i) * a_row);
+        }
+      }
+      FA2_UNROLL_4
+      for (; step < end; ++step) {
+        const auto b0 = Op::Right(d, b);
+        auto b1 = b0, b2 = b0, b3 = b0;
+        if constexpr (kVectors > 1) b1 = Op::Right(d, b + lanes);
+        if constexpr (kVectors > 2) b2 = Op::Right(d, b + 2 * lanes);
+        if constexpr (kVectors > 3) b3 = Op::Right(d, b + 3 * lanes);
 #define FA2_ROW(i)                                                           \
   if constexpr (kRows > i) {                                                 \
     const auto left = Op::Left(d, a + i * a_row);                            \
@@ -141,15 +150,16 @@ HWY_NOINLINE void RegisterBlock(
     if constexpr (kVectors > 2) c##i##2 = Op::Accumulate(left, b2, c##i##2); \
     if constexpr (kVectors > 3) c##i##3 = Op::Accumulate(left, b3, c##i##3); \
   }
-      FA2_ROW(0)
-      FA2_ROW(1)
-      FA2_ROW(2)
-      FA2_ROW(3)
-      FA2_ROW(4)
-      FA2_ROW(5)
+        FA2_ROW(0)
+        FA2_ROW(1)
+        FA2_ROW(2)
+        FA2_ROW(3)
+        FA2_ROW(4)
+        FA2_ROW(5)
 #undef FA2_ROW
-      a += a_step;
-      b += b_step;
+        a += a_step;
+        b += b_step;
+      }
     }
   }
 
