@@ -23,9 +23,9 @@
 #include <vector>
 
 #include "bench/attention_case.h"
-#include "bench/peak.h"
 #include "fa2/attention.h"
 #include "fa2/context.h"
+#include "src/peak/peak.h"
 
 namespace fa2::bench {
 namespace {
@@ -203,10 +203,10 @@ Prepared& Prepare(const AttentionCase& c) {
   return prepared;
 }
 
-Unit UnitOf(const AttentionCase& c, const ContextInfo& info) {
-  if (c.dtype == DType::kF64) return Unit::kF64Fma;
-  if (c.dtype == DType::kBF16) return UnitOfEngine(info.engine);
-  return Unit::kF32Fma;
+peak::Unit UnitOf(const AttentionCase& c, const ContextInfo& info) {
+  if (c.dtype == DType::kF64) return peak::Unit::kF64Fma;
+  if (c.dtype == DType::kBF16) return peak::UnitOfEngine(info.engine);
+  return peak::Unit::kF32Fma;
 }
 
 void Attention(benchmark::State& state, const AttentionCase& c) {
@@ -216,8 +216,8 @@ void Attention(benchmark::State& state, const AttentionCase& c) {
     return;
   }
   const ContextInfo info = prepared.context->Info();
-  const Unit unit = UnitOf(c, info);
-  const double before = MeasurePeak(unit, c.threads, info.target);
+  const peak::Unit unit = UnitOf(c, info);
+  const double before = peak::MeasurePeak(unit, c.threads, info.target);
   const auto begin = std::chrono::steady_clock::now();
   for (auto _ : state) {
     const Status status = Run(c, *prepared.problem, prepared.context.get());
@@ -226,7 +226,7 @@ void Attention(benchmark::State& state, const AttentionCase& c) {
   }
   const std::chrono::duration<double> elapsed =
       std::chrono::steady_clock::now() - begin;
-  const double after = MeasurePeak(unit, c.threads, info.target);
+  const double after = peak::MeasurePeak(unit, c.threads, info.target);
   const double rate =
       c.Flops() * static_cast<double>(state.iterations()) / elapsed.count();
   state.counters["GFLOPS"] = rate / 1e9;

@@ -18,9 +18,9 @@
 #include <thread>
 #include <vector>
 
-#include "bench/peak.h"
 #include "fa2/context.h"
 #include "fa2/training_ops.h"
+#include "src/peak/peak.h"
 
 namespace fa2::bench {
 namespace {
@@ -136,11 +136,11 @@ Call PrepareCrossEntropy(DType dtype, int64_t rows, int64_t dim,
   return [=](Context* context) { return CrossEntropy(args, context); };
 }
 
-const Bandwidth& BandwidthOf(int threads) {
-  static std::map<int, Bandwidth> measured;
+const peak::Bandwidth& BandwidthOf(int threads) {
+  static std::map<int, peak::Bandwidth> measured;
   const auto found = measured.find(threads);
   if (found != measured.end()) return found->second;
-  return measured[threads] = MeasureBandwidth(threads);
+  return measured[threads] = peak::MeasureBandwidth(threads);
 }
 
 void Run(benchmark::State& state, const Kernel& kernel, DType dtype,

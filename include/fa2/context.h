@@ -67,6 +67,14 @@ class FA2_EXPORT Context {
 
   ContextInfo Info() const;
 
+  // Floating-point operations per second (a multiply-add counts two) that the
+  // arithmetic unit behind Info().engine reaches at most on num_threads threads
+  // at once, on random data in registers: the denominator of an attention
+  // call's share of the peak. Takes some 60 ms of all those threads. Fails with
+  // kUnsupported where this build has no loop for that unit, or the system
+  // gives no more threads.
+  Status MeasurePeak(double* flops) const;
+
   // Bytes of workspace held now, in use or kept for reuse; the highest number
   // so far; how often memory was asked for.
   size_t WorkspaceBytes() const;

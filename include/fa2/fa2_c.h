@@ -147,6 +147,12 @@ typedef struct fa2_context_info {
 FA2_EXPORT fa2_status fa2_context_get_info(fa2_context* context,
                                            fa2_context_info* info);
 
+/* Floating-point operations per second that the arithmetic unit behind
+ * info.engine reaches at most on info.num_threads threads at once; takes some
+ * 60 ms of them. */
+FA2_EXPORT fa2_status fa2_context_measure_peak(fa2_context* context,
+                                               double* flops);
+
 /* Gives workspace that no call is using back to where it came from. */
 FA2_EXPORT fa2_status fa2_context_release_workspace(fa2_context* context);
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "src/context/context_impl.h"
+#include "src/peak/peak.h"
 #include "src/simd/target.h"
 
 namespace fa2 {
@@ -155,6 +156,25 @@ ContextInfo Context::Info() const {
   info.targets = simd::TargetNames(simd::AvailableTargets());
   info.engines = simd::EngineNames(targets);
   return info;
+}
+
+Status Context::MeasurePeak(double* flops) const {
+  if (flops == nullptr) {
+    return Status::InvalidArgument(
+        "flops is null; it must point to the number to fill");
+  }
+  const ContextInfo info = Info();
+  const double measured = peak::MeasurePeak(peak::UnitOfEngine(info.engine),
+                                            info.num_threads, info.target);
+  if (!(measured > 0)) {
+    return Status::Unsupported(
+        "the peak of engine " + info.engine + " on " +
+        std::to_string(info.num_threads) +
+        " threads cannot be measured: this build has no loop for its unit, or "
+        "the system gives no more threads");
+  }
+  *flops = measured;
+  return Status::Ok();
 }
 
 size_t Context::WorkspaceBytes() const {

@@ -188,6 +188,7 @@ static void test_context(void) {
   fa2_context_options options = {0};
   fa2_context* context = NULL;
   fa2_context_info info;
+  double flops = 0;
   memset(&info, 0xFF, sizeof info);
   options.struct_size = sizeof options;
   options.num_threads = 2;
@@ -209,6 +210,12 @@ static void test_context(void) {
               "info.struct_size is 4");
   CHECK_FAILS(fa2_context_get_info(context, NULL), FA2_INVALID_ARGUMENT,
               "info is NULL");
+
+  /* Any CPU does more than a million operations a second. */
+  CHECK_OK(fa2_context_measure_peak(context, &flops));
+  CHECK(flops > 1e6);
+  CHECK_FAILS(fa2_context_measure_peak(context, NULL), FA2_INVALID_ARGUMENT,
+              "flops is null");
   CHECK_OK(fa2_context_release_workspace(context));
   fa2_context_destroy(context);
   fa2_context_destroy(NULL);

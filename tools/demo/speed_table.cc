@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/peak.h"
+#include "src/peak/peak.h"
 #include "fa2/attention.h"
 #include "tests/support/tensor.h"
 
@@ -118,7 +118,7 @@ void PrintSpeedTable(const SpeedOptions& options, Context* context) {
         fmt::print(stderr, "\rmeasuring {} ...", name);
         std::fflush(stderr);
         const Call call = MakeCall(shape, options);
-        const double peak = bench::MeasurePeak(bench::UnitOfEngine(engine),
+        const double peak = peak::MeasurePeak(peak::UnitOfEngine(engine),
                                                info.num_threads, info.target);
         const double forward = MedianSeconds(
             [&] { return AttentionForward(call.forward, context); },

@@ -1,11 +1,11 @@
 // The inner loops that peak.cc times.
-#ifndef FA2_BENCH_PEAK_KERNELS_H_
-#define FA2_BENCH_PEAK_KERNELS_H_
+#ifndef FA2_SRC_PEAK_PEAK_KERNELS_H_
+#define FA2_SRC_PEAK_PEAK_KERNELS_H_
 
 #include <cstddef>
 #include <string>
 
-namespace fa2::bench {
+namespace fa2::peak {
 
 // Runs `rounds` rounds on `seed` (at least 64 random floats in [-1, 1]) and
 // returns the floating-point operations done; `sink` keeps the result alive.
@@ -33,6 +33,6 @@ FlopKernel Bf16DotKernel();
 // Asks the kernel for permission to use tile data, once per process.
 FlopKernel AmxBf16Kernel();
 
-}  // namespace fa2::bench
+}  // namespace fa2::peak
 
-#endif  // FA2_BENCH_PEAK_KERNELS_H_
+#endif  // FA2_SRC_PEAK_PEAK_KERNELS_H_

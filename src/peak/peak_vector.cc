@@ -2,18 +2,18 @@
 #include <cstdint>
 #include <string>
 
-#include "bench/peak_kernels.h"
 #include "hwy/cache_control.h"
 #include "hwy/targets.h"
+#include "src/peak/peak_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "bench/peak_vector.cc"
+#define HWY_TARGET_INCLUDE "src/peak/peak_vector.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h.
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace fa2::bench {
+namespace fa2::peak {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -130,13 +130,13 @@ VectorKernels Kernels() {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace fa2::bench
+}  // namespace fa2::peak
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 #include "src/simd/target.h"
 
-namespace fa2::bench {
+namespace fa2::peak {
 
 HWY_EXPORT(Kernels);
 
@@ -155,5 +155,5 @@ VectorKernels VectorKernelsOf(const std::string& target) {
   return FA2_TARGET_FUNCTION(Kernels, targets)();
 }
 
-}  // namespace fa2::bench
+}  // namespace fa2::peak
 #endif  // HWY_ONCE

@@ -1,11 +1,12 @@
-// What this machine can do at most, measured in the running process: the
-// denominators of every share that a benchmark prints.
-#ifndef FA2_BENCH_PEAK_H_
-#define FA2_BENCH_PEAK_H_
+// What this machine can do at most, measured in the running process: what
+// Context::MeasurePeak gives, and the denominators of every share that a
+// benchmark prints.
+#ifndef FA2_SRC_PEAK_PEAK_H_
+#define FA2_SRC_PEAK_PEAK_H_
 
 #include <string>
 
-namespace fa2::bench {
+namespace fa2::peak {
 
 // Arithmetic units that a matrix engine can be bound by.
 enum class Unit {
@@ -20,9 +21,10 @@ Unit UnitOfEngine(const std::string& engine);
 
 // Floating-point operations per second (a multiply-add counts two) of `threads`
 // threads at once on register-resident random data; 0 where this build or CPU
-// lacks the unit. Vector units are measured on the Highway target named
-// `target` in lower case, or on the best one where that is empty or unknown.
-// Takes about 60 ms; the result is the median of short rounds.
+// lacks the unit or the system gives no more threads. Vector units are measured
+// on the Highway target named `target` in lower case, or on the best one where
+// that is empty or unknown. Takes about 60 ms; the result is the median of
+// short rounds.
 double MeasurePeak(Unit unit, int threads, const std::string& target = "");
 
 // Bytes per second, read and written together, of `threads` threads at once
@@ -33,6 +35,6 @@ struct Bandwidth {
 };
 Bandwidth MeasureBandwidth(int threads, const std::string& target = "");
 
-}  // namespace fa2::bench
+}  // namespace fa2::peak
 
-#endif  // FA2_BENCH_PEAK_H_
+#endif  // FA2_SRC_PEAK_PEAK_H_

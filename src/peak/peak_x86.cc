@@ -1,6 +1,6 @@
 // The x86 matrix units that Highway 1.0.3 does not offer, under function
 // attributes so that the file needs no compiler flags.
-#include "bench/peak_kernels.h"
+#include "src/peak/peak_kernels.h"
 
 #if defined(__x86_64__) && defined(__linux__)
 
@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace fa2::bench {
+namespace fa2::peak {
 namespace {
 
 // bf16 by truncation: the data only has to be random.
@@ -131,15 +131,15 @@ FlopKernel AmxBf16Kernel() {
   return has ? AmxRounds : nullptr;
 }
 
-}  // namespace fa2::bench
+}  // namespace fa2::peak
 
 #else
 
-namespace fa2::bench {
+namespace fa2::peak {
 
 FlopKernel Bf16DotKernel() { return nullptr; }
 FlopKernel AmxBf16Kernel() { return nullptr; }
 
-}  // namespace fa2::bench
+}  // namespace fa2::peak
 
 #endif

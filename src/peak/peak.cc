@@ -1,4 +1,4 @@
-#include "bench/peak.h"
+#include "src/peak/peak.h"
 
 #include <unistd.h>
 
@@ -6,14 +6,15 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <random>
 #include <thread>
 #include <vector>
 
-#include "bench/peak_kernels.h"
+#include "src/peak/peak_kernels.h"
 
-namespace fa2::bench {
+namespace fa2::peak {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -49,20 +50,29 @@ class Barrier {
   std::atomic<int> round_{0};
 };
 
-// Runs body(thread) on `threads` threads that begin together.
+// Runs body(thread) on `threads` threads that begin together; false, and
+// nothing run, where the system gives no more threads.
 template <class Body>
-void Together(int threads, const Body& body) {
-  Barrier barrier(threads);
-  const auto run = [&](int thread) {
-    barrier.Wait();
-    body(thread);
-  };
+bool Together(int threads, const Body& body) {
+  enum { kWait, kRun, kLeave };
+  std::atomic<int> signal{kWait};
   std::vector<std::thread> others;
-  for (int thread = 1; thread < threads; ++thread) {
-    others.emplace_back(run, thread);
+  const auto run = [&](int thread) {
+    while (signal.load() == kWait) std::this_thread::yield();
+    if (signal.load() == kRun) body(thread);
+  };
+  bool all = true;
+  try {
+    for (int thread = 1; thread < threads; ++thread) {
+      others.emplace_back(run, thread);
+    }
+  } catch (const std::exception&) {
+    all = false;
   }
-  run(0);
+  signal.store(all ? kRun : kLeave);
+  if (all) body(0);
   for (std::thread& other : others) other.join();
+  return all;
 }
 
 // Sum of the threads' rates while all of them run.
@@ -74,7 +84,7 @@ double FlopRate(FlopKernel kernel, int threads) {
                                   // clock: tens of microseconds
   std::vector<std::vector<double>> rates(
       kRounds, std::vector<double>(static_cast<size_t>(threads)));
-  Together(threads, [&](int thread) {
+  const bool ran = Together(threads, [&](int thread) {
     std::mt19937 random(static_cast<unsigned>(thread) + 1);
     std::uniform_real_distribution<float> uniform(-1, 1);
     alignas(64) float seed[64];
@@ -97,6 +107,7 @@ double FlopRate(FlopKernel kernel, int threads) {
     }
     (void)keep;
   });
+  if (!ran) return 0;
   std::vector<double> sums;
   for (const std::vector<double>& round : rates) {
     double sum = 0;
@@ -180,7 +191,7 @@ Bandwidth MeasureBandwidth(int threads, const std::string& target) {
   Barrier barrier(threads);
   // The same threads from the first touch on: a thread that is new in every
   // round may share a core with another until the system moves it.
-  Together(threads, [&](int thread) {
+  const bool ran = Together(threads, [&](int thread) {
     const size_t first = share * static_cast<size_t>(thread);
     for (size_t i = first; i < first + share; ++i) {
       a[i] = 0;
@@ -203,6 +214,7 @@ Bandwidth MeasureBandwidth(int threads, const std::string& target) {
     }
   });
   Bandwidth result;
+  if (!ran) return result;
   for (Kind& kind : kinds) {
     double& best = kind.triad ? result.triad : result.copy;
     best = std::max(best, Median(kind.rates));
@@ -210,4 +222,4 @@ Bandwidth MeasureBandwidth(int threads, const std::string& target) {
   return result;
 }
 
-}  // namespace fa2::bench
+}  // namespace fa2::peak
