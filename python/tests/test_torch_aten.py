@@ -1,5 +1,7 @@
 """PyTorch's own entry points on fa2: activation, replacement, varlen_attn, the two operator pairs, restoring."""
 
+import contextlib
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import fa2  # noqa: E402
 import fa2.torch  # noqa: E402
+from fa2.torch import _aten_efficient  # noqa: E402
 from conftest import relative_l2  # noqa: E402
 
 HAS_REGISTRY = hasattr(torch_attention, "activate_flash_attention_impl")
@@ -91,8 +94,9 @@ def test_math_backend_and_unknown_inputs_stay_with_pytorch(replaced):
     assert F.scaled_dot_product_attention(*meta).device.type == "meta"
     nested = [torch.nested.nested_tensor([x[0].detach(), x[1, :, :7].detach()]) for x in (q, k, v)]
     assert not _runs_on_fa2(lambda: F.scaled_dot_product_attention(*nested))
-    with pytest.raises(RuntimeError):
-        F.scaled_dot_product_attention(q, k, v, torch.zeros(19, 19), is_causal=True)
+    # PyTorch 2.6 takes both, later ones refuse them with a RuntimeError.
+    with contextlib.suppress(RuntimeError):
+        assert not _runs_on_fa2(lambda: F.scaled_dot_product_attention(q, k, v, torch.zeros(19, 19), is_causal=True))
 
 
 def test_vmap_and_forward_derivatives_stay_with_pytorch(replaced):
@@ -246,11 +250,23 @@ def test_efficient_operators(replaced, mask_type, window, dropout_p, biased):
         with pytest.raises(ValueError, match="window_size"):
             call()
         return
-    out, lse, seed, offset, max_q, max_k = call()
+    differentiable = window is None or _aten_efficient.derivative_has_window()
+    if not differentiable:
+        with pytest.raises(NotImplementedError, match="window_size"):
+            call()
+    with torch.set_grad_enabled(differentiable):
+        out, lse, seed, offset, max_q, max_k = call()
     assert lse.shape == (2, 4, 32) and (max_q, max_k) == (19, 23)
     dout = torch.randn_like(out)
     leaves = (q, k, v, bias) if biased else (q, k, v)
-    grads = torch.autograd.grad(out, leaves, dout)
+    if differentiable:
+        grads = torch.autograd.grad(out, leaves, dout)
+    else:
+        with torch.no_grad():
+            grads = torch.ops.aten._efficient_attention_backward(
+                dout, q, k, v, bias, out, None, None, 19, 23, lse, dropout_p, seed, offset, mask_type, biased,
+                scale=0.3, window_size=window,
+            )  # fmt: skip
     options = dict(layout="bshd", causal=(None, "top_left", "bottom_right")[mask_type], scale=0.3,
                    window=(-1 if window is None else window - 1, -1), dropout_p=dropout_p,
                    philox_seed=int(seed), philox_offset=int(offset), bias=bias)  # fmt: skip

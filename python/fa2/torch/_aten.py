@@ -82,6 +82,7 @@ class _Override:
         for name, kernel in (*_aten_flash.KERNELS.items(), *_aten_efficient.KERNELS.items()):
             if hasattr(torch.ops.aten, name):
                 library.impl(name, kernel, "CPU")
+        _aten_efficient.derivative_has_window()
         # nn.MultiheadAttention in eval mode would go to a kernel that forms all scores.
         fastpath = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)

@@ -5,6 +5,7 @@ PyTorch has this pair of operators (memory-efficient attention, from xFormers) f
 
 from __future__ import annotations
 
+import functools
 from typing import Optional
 
 import torch
@@ -25,6 +26,19 @@ def _mask(custom_mask_type: int, window_size: Optional[int]) -> tuple[Optional[s
     if custom_mask_type == 0:
         raise ValueError(f"window_size is {window_size} and custom_mask_type 0; a window needs type 1 or 2")
     return _CAUSAL[custom_mask_type], (window_size - 1, -1)
+
+
+@functools.cache
+def derivative_has_window() -> bool:
+    """Whether PyTorch's derivative of the forward operator hands window_size on to the backward one.
+
+    That of PyTorch 2.6 does not. Called once while the overrides are installed: within an operator
+    autograd is off.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.zeros(1, 1, 1, 1, requires_grad=True)
+        out, *_ = torch.ops.aten._efficient_attention_forward(x, x, x, None, None, None, None, None, 0.0, 0)
+    return hasattr(out.grad_fn, "_saved_window_size")
 
 
 def _packed(cu_seqlens_q: Optional[Tensor], cu_seqlens_k: Optional[Tensor], bias: Optional[Tensor]) -> bool:
@@ -55,6 +69,12 @@ def efficient_attention_forward(
     if seqlen_k is not None:
         raise NotImplementedError("seqlen_k is not supported on the CPU; pack the keys with cu_seqlens_k")
     causal, window = _mask(custom_mask_type, window_size)
+    if window[0] >= 0 and torch.is_grad_enabled() and not derivative_has_window():
+        if any(x is not None and x.requires_grad for x in (query, key, value, bias)):
+            raise NotImplementedError(
+                f"window_size is {window_size}; this PyTorch ({torch.__version__}) leaves it out of the gradient, "
+                "use fa2.torch.attention or a later PyTorch"
+            )
     packed = _packed(cu_seqlens_q, cu_seqlens_k, bias)
     if packed and (max_seqlen_q is None or max_seqlen_k is None):
         raise ValueError("max_seqlen_q and max_seqlen_k must be given with cu_seqlens_q and cu_seqlens_k")
