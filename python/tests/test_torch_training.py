@@ -61,7 +61,7 @@ def test_compiled_training_step():
 def test_distributed_data_parallel(tmp_path):
     """Two gloo processes: both end with the parameters that one process with both halves gets."""
     code = """
-import sys, torch, torch.distributed as dist
+import os, sys, time, torch, torch.distributed as dist
 sys.path.insert(0, sys.argv[3])
 from test_torch_training import _model
 rank = int(sys.argv[1])
@@ -75,15 +75,21 @@ for _ in range(3):
     model(x[2 * rank : 2 * rank + 2]).square().mul(x[2 * rank : 2 * rank + 2]).mean().backward()
     optimizer.step()
 torch.save([p.detach() for p in model.parameters()], f"{sys.argv[2]}.{rank}")
-# gloo aborts a process whose peer leaves while its own threads still run.
-del optimizer, model
-dist.barrier()
-dist.destroy_process_group()
+# gloo aborts a process whose peer leaves while it still talks to it, or while its own threads end: both wait
+# until the other is done, and leave without ending anything.
+open(f"{sys.argv[2]}.done.{rank}", "w").close()
+while not os.path.exists(f"{sys.argv[2]}.done.{1 - rank}"):
+    time.sleep(0.01)
+os._exit(0)
 """
     store = str(tmp_path / "store")
     here = os.path.dirname(__file__)
     processes = [subprocess.Popen([sys.executable, "-c", code, str(rank), store, here]) for rank in range(2)]
-    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    try:
+        assert [process.wait(timeout=240) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.randn(4, 17, 32, generator=torch.Generator().manual_seed(1))
