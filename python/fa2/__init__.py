@@ -10,6 +10,7 @@ library are imported by name: fa2.torch, fa2.flash_attn, fa2.hf, fa2.jax.
 
 from __future__ import annotations
 
+import functools as _functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,11 +67,18 @@ def philox_keep_mask(shape: Sequence[int], dropout_p: float, seed: int, offset: 
     return keep
 
 
+@_functools.cache
+def _peak() -> float | None:
+    return _core.measure_peak()
+
+
 def info() -> dict[str, Any]:
     """What a call computes with.
 
     version; target (instruction set in use, e.g. "avx3"); engine (matrix engine of bf16 inputs in
-    precision "fast"); threads; targets and engines (all that this build and this CPU have, best
-    first).
+    precision "fast"); threads; peak (floating-point operations per second that the arithmetic unit
+    behind engine reaches at most on that many threads, measured by the first call in some 60 ms;
+    None where this build cannot measure it);
+    targets and engines (all that this build and this CPU have, best first).
     """
-    return {"version": __version__, **_core.info()}
+    return {"version": __version__, **_core.info(), "peak": _peak()}

@@ -31,6 +31,19 @@ nb::dict Info(std::optional<int> num_threads) {
   return dict;
 }
 
+// None where it cannot be measured.
+std::optional<double> MeasurePeak(std::optional<int> num_threads) {
+  const Context* const context = ContextFor(num_threads);
+  double flops = 0;
+  bool measured = true;
+  RunWithoutGil([&] {
+    const Status status = context->MeasurePeak(&flops);
+    measured = status.code() != StatusCode::kUnsupported;
+    return measured ? status : Status::Ok();
+  });
+  return measured ? std::optional<double>(flops) : std::nullopt;
+}
+
 // dtype and shape of any array on the CPU.
 std::pair<std::string, std::vector<int64_t>> Describe(nb::handle array,
                                                       const std::string& name) {
@@ -45,6 +58,8 @@ NB_MODULE(_core, module) {
   using namespace nanobind::literals;  // NOLINT: the argument names
   module.attr("__version__") = FA2_VERSION;
   module.def("info", &fa2::python::Info, "num_threads"_a = nanobind::none());
+  module.def("measure_peak", &fa2::python::MeasurePeak,
+             "num_threads"_a = nanobind::none());
   module.def("describe", &fa2::python::Describe, "array"_a, "name"_a);
   fa2::python::BindAttention(module);
   fa2::python::BindTrainingOps(module);

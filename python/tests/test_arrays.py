@@ -193,3 +193,5 @@ def test_info():
     assert info["version"] == fa2.__version__
     assert info["target"] in info["targets"] and info["engine"] in info["engines"]
     assert info["threads"] >= 1
+    assert info["peak"] > 1e6  # any CPU does more than a million operations a second
+    assert fa2.info() == info  # measured once

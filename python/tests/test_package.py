@@ -24,6 +24,36 @@ print("\\n".join({line.split()[-1] for line in open("/proc/self/maps") if "libtb
     assert all(pathlib.Path(path).is_relative_to(HERE) for path in loaded), loaded
 
 
+# Hides the system's copies behind an empty file, in a mount namespace that ends with the process.
+HIDE_SYSTEM_LIBRARIES = """
+for library in $(ldconfig -p | awk '/libtbb|libhwy/ { print $NF }'); do
+  mount --bind /dev/null "$(realpath "$library")" || exit 77
+done
+exec "$@"
+"""
+
+
+@pytest.mark.skipif(not INSTALLED, reason="a source tree, not an installed package")
+def test_runs_on_a_machine_without_its_shared_libraries():
+    code = """
+import ctypes, numpy
+try:
+    ctypes.CDLL("libtbb.so.12")
+except OSError:
+    import fa2
+    assert fa2.transpose_2d(numpy.ones((2, 3), numpy.float32)).shape == (3, 2)
+    print("ran")
+"""
+    shell = ["sh", "-c", HIDE_SYSTEM_LIBRARIES, "sh", sys.executable, "-c", code]
+    try:
+        run = subprocess.run(["unshare", "--map-root-user", "--mount", *shell], capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("no unshare")
+    if run.returncode == 77 or "unshare:" in run.stderr:
+        pytest.skip("no mount namespaces here")
+    assert run.stdout.strip() == "ran", run.stderr
+
+
 @pytest.mark.skipif(not INSTALLED, reason="a source tree, not an installed package")
 def test_types_come_along():
     assert (HERE / "py.typed").exists()

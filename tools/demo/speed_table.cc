@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "src/peak/peak.h"
 #include "fa2/attention.h"
+#include "src/peak/peak.h"
 #include "tests/support/tensor.h"
 
 namespace fa2::demo {
@@ -119,7 +119,7 @@ void PrintSpeedTable(const SpeedOptions& options, Context* context) {
         std::fflush(stderr);
         const Call call = MakeCall(shape, options);
         const double peak = peak::MeasurePeak(peak::UnitOfEngine(engine),
-                                               info.num_threads, info.target);
+                                              info.num_threads, info.target);
         const double forward = MedianSeconds(
             [&] { return AttentionForward(call.forward, context); },
             options.seconds);
