@@ -11,13 +11,19 @@
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
 
-// 2^x for any x: 0 below the range, infinite above, NaN for NaN. Minimax
+// 2^x for any x: 0 below 2^-100, infinite above, NaN for NaN. Minimax
 // polynomials of 2^f on [0, 1), relative error 2.6e-6 for degree 4 (P is
 // rounded to bf16 anyway; degree 3, 7.5e-5, adds 0.07% to the error of out),
 // and on [-1/2, 1/2] 2e-9 for degree 6. vreduceps gives the fraction and
 // vscalefps floors its exponent, so nothing else is needed.
 template <int kDegree>
 HWY_INLINE __m512 Exp2(__m512 x);
+
+// Where 2^x is worth computing: a subnormal result would cost vscalefps some
+// 150 cycles. NaN is.
+HWY_INLINE __mmask16 NotTiny(__m512 x) {
+  return _mm512_cmp_ps_mask(x, _mm512_set1_ps(-100.0f), _CMP_NLT_UQ);
+}
 
 template <>
 HWY_INLINE __m512 Exp2<4>(__m512 x) {
@@ -27,7 +33,7 @@ HWY_INLINE __m512 Exp2<4>(__m512 x) {
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.24144275f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69300383f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0000026f));
-  return _mm512_scalef_ps(p, x);
+  return _mm512_maskz_scalef_ps(NotTiny(x), p, x);
 }
 
 template <>
@@ -43,7 +49,7 @@ HWY_INLINE __m512 Exp2<6>(__m512 x) {
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022651e-1f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9314718e-1f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-  return _mm512_scalef_ps(p, n);
+  return _mm512_maskz_scalef_ps(NotTiny(x), p, n);
 }
 
 // tanh(x) with a relative error of a few 1e-7. Near 0, where 1 - 2 / (e^2x + 1)
