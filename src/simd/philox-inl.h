@@ -1,4 +1,5 @@
-// Philox4x32-10 (Salmon et al. 2011) on vectors, one block a lane.
+// Philox4x32-10 (Salmon et al. 2011) on vectors, one block a lane: of one
+// stream, or of rows that lie apart.
 
 // Per-target include guard.
 #if defined(FA2_SRC_SIMD_PHILOX_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -96,6 +97,59 @@ HWY_INLINE void PhiloxWords(uint64_t seed, uint64_t block, size_t count,
     hn::StoreInterleaved4(c0, c1, c2, c3, d, words + n);
   }
 }
+
+// The keys of the ten rounds of a seed.
+struct PhiloxKeys {
+  explicit PhiloxKeys(uint64_t seed) {
+    uint32_t key0 = static_cast<uint32_t>(seed);
+    uint32_t key1 = static_cast<uint32_t>(seed >> 32);
+    for (int round = 0; round < 10; ++round) {
+      word[2 * round] = key0;
+      word[2 * round + 1] = key1;
+      key0 += 0x9E3779B9u;
+      key1 += 0xBB67AE85u;
+    }
+  }
+  uint64_t word[20];
+};
+
+#if HWY_TARGET != HWY_SCALAR
+// The four words of the blocks `block`, in the low halves of lanes of 64 bits;
+// the high halves hold what is left of products, which the next product
+// ignores. So a round is two products, two moves and two three-way XORs.
+template <class D64, class V64>
+HWY_INLINE void PhiloxBlocks(D64 d64, const PhiloxKeys& keys, V64 block,
+                             V64& c0, V64& c1, V64& c2, V64& c3) {
+  const hn::Repartition<uint32_t, D64> d32;
+  const auto multiplier0 = hn::Set(d32, 0xD2511F53u);
+  const auto multiplier1 = hn::Set(d32, 0xCD9E8D57u);
+  // c2 and c3 are 0 before the first round.
+  const V64 first = hn::MulEven(hn::BitCast(d32, block), multiplier0);
+  c0 = hn::Xor(hn::ShiftRight<32>(block), hn::Set(d64, keys.word[0]));
+  c1 = hn::Zero(d64);
+  c2 = hn::Xor(hn::ShiftRight<32>(first), hn::Set(d64, keys.word[1]));
+  c3 = first;
+  for (int round = 1; round < 10; ++round) {
+    const V64 product0 = hn::MulEven(hn::BitCast(d32, c0), multiplier0);
+    const V64 product1 = hn::MulEven(hn::BitCast(d32, c2), multiplier1);
+    // A shift and a shuffle: AVX-512 has one port for each.
+    const V64 high1 = hn::ShiftRight<32>(product1);
+    const V64 high0 =
+        hn::BitCast(d64, hn::Reverse2(d32, hn::BitCast(d32, product0)));
+    c0 = hn::Xor3(high1, c1, hn::Set(d64, keys.word[2 * round]));
+    c1 = product1;
+    c2 = hn::Xor3(high0, c3, hn::Set(d64, keys.word[2 * round + 1]));
+    c3 = product0;
+  }
+}
+
+// Word `w` of rows 0, 2, 4... and of rows 1, 3, 5... as one vector of 32 bits.
+template <class D32, class V64>
+HWY_INLINE hn::Vec<D32> PhiloxWord(D32 d32, V64 even, V64 odd) {
+  return hn::OddEven(hn::Reverse2(d32, hn::BitCast(d32, odd)),
+                     hn::BitCast(d32, even));
+}
+#endif
 
 }  // namespace HWY_NAMESPACE
 }  // namespace fa2::simd

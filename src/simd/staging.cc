@@ -6,21 +6,23 @@
 #define HWY_TARGET_INCLUDE "src/simd/staging.cc"
 #include "hwy/foreach_target.h"
 // After foreach_target.h, which sets the target.
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "src/simd/load-inl.h"
 #include "src/simd/philox-inl.h"
 #include "src/simd/staging.h"
 #include "src/simd/store-inl.h"
+#include "src/simd/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Rows on their way between both layouts: 128 keys of 64 queries in f32 are
-// 32 KiB.
+// Rows on their way between both layouts: 128 keys of 16 queries in f32 are
+// 8 KiB.
 inline constexpr int64_t kStageKeys = 128;
-inline constexpr int64_t kStageQueries = 64;
+inline constexpr int64_t kStageQueries = 16;
 
 // Elements [first, first + count) of a dropout stream as multipliers.
 template <typename T>
@@ -66,21 +68,61 @@ void KeepMask(double p, uint64_t seed, uint64_t first, int64_t count,
   }
 }
 
+#if HWY_TARGET != HWY_SCALAR
+// Where the rows of all queries begin at the same word of their blocks, lanes
+// are queries: what is kept then lies as it is staged. Calls
+// visit(key, query, kept) for whole vectors of queries and all keys, padding
+// included; false when it cannot.
+template <class Visit>
+bool VisitKept(const DropoutBlock& dropout, const StagedShape& shape,
+               const Visit& visit) {
+  using D32 = hn::CappedTag<uint32_t, 16>;
+  const D32 d32;
+  const hn::Repartition<uint64_t, D32> d64;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d32));
+  const uint64_t threshold = PhiloxThreshold(dropout.p);
+  if (dropout.query_stride % 4 != 0 || shape.panel % lanes != 0 ||
+      threshold == 0 || threshold > 0xFFFFFFFFu) {
+    return false;
+  }
+  const auto dropped = hn::Set(d32, static_cast<uint32_t>(threshold - 1));
+  const PhiloxKeys keys(dropout.seed);
+  const int64_t skip = static_cast<int64_t>(dropout.first % 4);
+  HWY_ALIGN uint64_t rows[2][8];
+  for (int64_t q = 0; q < shape.padded_queries; q += lanes) {
+    for (int64_t i = 0; i < lanes; ++i) {
+      rows[i % 2][i / 2] = (dropout.first + static_cast<uint64_t>(q + i) *
+                                                dropout.query_stride) /
+                           4;
+    }
+    auto even = hn::Load(d64, rows[0]);
+    auto odd = hn::Load(d64, rows[1]);
+    const auto one = hn::Set(d64, 1);
+    for (int64_t key = -skip; key < shape.padded_keys; key += 4) {
+      hn::Vec<decltype(d64)> e0, e1, e2, e3, o0, o1, o2, o3;
+      PhiloxBlocks(d64, keys, even, e0, e1, e2, e3);
+      PhiloxBlocks(d64, keys, odd, o0, o1, o2, o3);
+      even = hn::Add(even, one);
+      odd = hn::Add(odd, one);
+      const auto put = [&](int64_t k, auto words) HWY_ATTR {
+        if (k >= 0 && k < shape.padded_keys) {
+          visit(k, q, d32, hn::Gt(words, dropped));
+        }
+      };
+      put(key, PhiloxWord(d32, e0, o0));
+      put(key + 1, PhiloxWord(d32, e1, o1));
+      put(key + 2, PhiloxWord(d32, e2, o2));
+      put(key + 3, PhiloxWord(d32, e3, o3));
+    }
+  }
+  return true;
+}
+#endif
+
 template <typename T>
 struct StagingFunctions {
   using D = hn::ScalableTag<T>;
   using V = hn::Vec<D>;
-
-  // [query][kStageKeys] -> [key][panel].
-  static HWY_INLINE void TransposeIn(const T* HWY_RESTRICT rows,
-                                     int64_t queries, int64_t keys,
-                                     int64_t panel, T* HWY_RESTRICT staged) {
-    for (int64_t k = 0; k < keys; ++k) {
-      for (int64_t q = 0; q < queries; ++q) {
-        staged[k * panel + q] = rows[q * kStageKeys + k];
-      }
-    }
-  }
 
   // One row of bias, elements [0, count), as T; boolean false is -inf.
   static HWY_INLINE void ReadRow(const ScoreMatrix& bias, int64_t query,
@@ -90,6 +132,12 @@ struct StagingFunctions {
     const int64_t at = query * bias.query_stride + key * bias.key_stride;
     if (bias.dtype == DType::kBool) {
       const auto* p = static_cast<const uint8_t*>(bias.data) + at;
+      if (bias.key_stride == 1) {
+        for (int64_t k = 0; k < count; ++k) {
+          out[k] = p[k] != 0 ? T(0) : kMasked;
+        }
+        return;
+      }
       for (int64_t k = 0; k < count; ++k) {
         out[k] = p[k * bias.key_stride] != 0 ? T(0) : kMasked;
       }
@@ -136,25 +184,42 @@ struct StagingFunctions {
   static HWY_INLINE void Stage(const StagedShape& shape, T padding, T* staged,
                                const Read& read) {
     HWY_ALIGN T rows[kStageQueries * kStageKeys];
-    for (int64_t q0 = 0; q0 < shape.padded_queries; q0 += shape.panel) {
-      T* panel = staged + q0 * shape.padded_keys;
+    const int64_t group = std::min(kStageQueries, shape.panel);
+    for (int64_t q0 = 0; q0 < shape.padded_queries; q0 += group) {
+      T* panel = staged + q0 / shape.panel * shape.panel * shape.padded_keys +
+                 q0 % shape.panel;
       for (int64_t k0 = 0; k0 < shape.padded_keys; k0 += kStageKeys) {
         const int64_t keys = std::min(kStageKeys, shape.padded_keys - k0);
         const int64_t real = std::clamp<int64_t>(shape.keys - k0, 0, keys);
-        for (int64_t s0 = 0; s0 < shape.panel; s0 += kStageQueries) {
-          const int64_t queries = std::min(kStageQueries, shape.panel - s0);
-          for (int64_t q = 0; q < queries; ++q) {
-            T* row = rows + q * kStageKeys;
-            const int64_t query = q0 + s0 + q;
-            const int64_t count = query < shape.queries ? real : 0;
-            if (count > 0) read(query, k0, count, row);
-            std::fill_n(row + count, keys - count, padding);
-          }
-          TransposeIn(rows, queries, keys, shape.panel,
-                      panel + k0 * shape.panel + s0);
+        for (int64_t q = 0; q < group; ++q) {
+          T* row = rows + q * kStageKeys;
+          const int64_t count = q0 + q < shape.queries ? real : 0;
+          if (count > 0) read(q0 + q, k0, count, row);
+          std::fill_n(row + count, keys - count, padding);
         }
+        Transpose(rows, kStageKeys, group, keys, panel + k0 * shape.panel,
+                  shape.panel);
       }
     }
+  }
+
+  // Asks for what the same row of the next keys, or of the next group of
+  // queries, will need.
+  static HWY_INLINE void FetchNext(const ScoreMatrix& bias,
+                                   const StagedShape& shape, int64_t query,
+                                   int64_t key) {
+    if (bias.key_stride != 1 || bias.query_stride == 0) return;
+    key += kStageKeys;
+    if (key >= shape.keys) {
+      key = 0;
+      query += kStageQueries;
+    }
+    if (query >= shape.queries) return;
+    const int64_t size = static_cast<int64_t>(SizeOf(bias.dtype));
+    const uint8_t* row = static_cast<const uint8_t*>(bias.data) +
+                         (query * bias.query_stride + key) * size;
+    const int64_t bytes = std::min(kStageKeys, shape.keys - key) * size;
+    for (int64_t i = 0; i < bytes; i += 64) hwy::Prefetch(row + i);
   }
 
   static bool StageBias(const ScoreMatrix& bias, const StagedShape& shape,
@@ -163,6 +228,7 @@ struct StagingFunctions {
     bool any = false;
     Stage(shape, kMasked, static_cast<T*>(staged),
           [&](int64_t query, int64_t key, int64_t count, T* row) HWY_ATTR {
+            FetchNext(bias, shape, query, key);
             ReadRow(bias, query, key, count, row);
             for (int64_t k = 0; !any && k < count; ++k) any = row[k] != kMasked;
           });
@@ -171,6 +237,26 @@ struct StagingFunctions {
 
   static void StageDropout(const DropoutBlock& dropout,
                            const StagedShape& shape, void* staged) {
+#if HWY_TARGET != HWY_SCALAR
+    if constexpr (sizeof(T) == 4) {
+      float* const out = static_cast<float*>(staged);
+      const float kept = static_cast<float>(dropout.scale);
+      if (VisitKept(
+              dropout, shape,
+              [&](int64_t key, int64_t query, auto d32, auto keep) HWY_ATTR {
+                const hn::Rebind<float, decltype(d32)> d;
+                hn::StoreU(hn::IfThenElseZero(hn::RebindMask(d, keep),
+                                              hn::Set(d, kept)),
+                           d,
+                           out +
+                               (query / shape.panel * shape.padded_keys + key) *
+                                   shape.panel +
+                               query % shape.panel);
+              })) {
+        return;
+      }
+    }
+#endif
     DropoutRow<T> source(dropout);
     Stage(shape, T(0), static_cast<T*>(staged),
           [&](int64_t query, int64_t key, int64_t count, T* row) HWY_ATTR {
@@ -181,6 +267,43 @@ struct StagingFunctions {
           });
   }
 
+  static void StageDropoutBits(const DropoutBlock& dropout,
+                               const StagedShape& shape, void* staged) {
+    uint32_t* const out = static_cast<uint32_t*>(staged);
+    const auto at = [&](int64_t key, int64_t query) {
+      return query / 32 * shape.padded_keys + key;
+    };
+#if HWY_TARGET != HWY_SCALAR
+    // Masks of whole bytes.
+    if (hn::Lanes(hn::CappedTag<uint32_t, 16>()) >= 8 &&
+        VisitKept(dropout, shape,
+                  [&](int64_t key, int64_t query, auto d32, auto keep)
+                      HWY_ATTR {
+                        hn::StoreMaskBits(
+                            d32, keep,
+                            reinterpret_cast<uint8_t*>(out + at(key, query)) +
+                                query % 32 / 8);
+                      })) {
+      return;
+    }
+#endif
+    std::fill_n(out, shape.padded_queries / 32 * shape.padded_keys, 0u);
+    DropoutRow<T> source(dropout);
+    HWY_ALIGN T row[kStageKeys];
+    for (int64_t q = 0; q < shape.queries; ++q) {
+      for (int64_t k0 = 0; k0 < shape.keys; k0 += kStageKeys) {
+        const int64_t count = std::min(kStageKeys, shape.keys - k0);
+        source.Get(dropout.first +
+                       static_cast<uint64_t>(q) * dropout.query_stride +
+                       static_cast<uint64_t>(k0),
+                   count, row);
+        for (int64_t k = 0; k < count; ++k) {
+          if (row[k] != T(0)) out[at(k0 + k, q)] |= uint32_t{1} << q % 32;
+        }
+      }
+    }
+  }
+
   template <class Stored>
   static void UnstageAs(Stored tag, const T* staged, const StagedShape& shape,
                         bool add, const ScoreMatrix& out) {
@@ -188,34 +311,38 @@ struct StagingFunctions {
     const D d;
     const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
     S* data = static_cast<S*>(const_cast<void*>(out.data));
-    HWY_ALIGN T row[kStageKeys + HWY_MAX_BYTES / sizeof(T)];
+    HWY_ALIGN T rows[kStageQueries * kStageKeys];
     HWY_ALIGN S part[HWY_MAX_BYTES / 2] = {};
-    for (int64_t q = 0; q < shape.queries; ++q) {
-      const T* column = staged +
-                        q / shape.panel * shape.panel * shape.padded_keys +
-                        q % shape.panel;
+    const int64_t group = std::min(kStageQueries, shape.panel);
+    for (int64_t q0 = 0; q0 < shape.queries; q0 += group) {
+      const int64_t queries = std::min(group, shape.queries - q0);
+      const T* panel = staged +
+                       q0 / shape.panel * shape.panel * shape.padded_keys +
+                       q0 % shape.panel;
       for (int64_t k0 = 0; k0 < shape.keys; k0 += kStageKeys) {
         const int64_t keys = std::min(kStageKeys, shape.keys - k0);
-        for (int64_t k = 0; k < keys; ++k) {
-          row[k] = column[(k0 + k) * shape.panel];
-        }
-        S* to = data + q * out.query_stride + k0 * out.key_stride;
-        for (int64_t k = 0; k < keys; k += lanes) {
-          const int64_t some = std::min(lanes, keys - k);
-          if (out.key_stride == 1 && some == lanes) {
+        const int64_t padded = std::min(kStageKeys, shape.padded_keys - k0);
+        Transpose(panel + k0 * shape.panel, shape.panel, padded, group, rows,
+                  kStageKeys);
+        for (int64_t q = 0; q < queries; ++q) {
+          const T* row = rows + q * kStageKeys;
+          S* to = data + (q0 + q) * out.query_stride + k0 * out.key_stride;
+          for (int64_t k = 0; k < keys; k += lanes) {
+            const int64_t some = std::min(lanes, keys - k);
             V v = hn::LoadU(d, row + k);
-            if (add) v = hn::Add(v, LoadWide(d, tag, to + k));
-            StoreNarrow(d, tag, v, to + k);
-            continue;
-          }
-          for (int64_t i = 0; i < some; ++i) {
-            part[i] = to[(k + i) * out.key_stride];
-          }
-          V v = hn::LoadU(d, row + k);
-          if (add) v = hn::Add(v, LoadWide(d, tag, part));
-          StoreNarrow(d, tag, v, part);
-          for (int64_t i = 0; i < some; ++i) {
-            to[(k + i) * out.key_stride] = part[i];
+            if (out.key_stride == 1 && some == lanes) {
+              if (add) v = hn::Add(v, LoadWide(d, tag, to + k));
+              StoreNarrow(d, tag, v, to + k);
+              continue;
+            }
+            for (int64_t i = 0; i < some; ++i) {
+              part[i] = to[(k + i) * out.key_stride];
+            }
+            if (add) v = hn::Add(v, LoadWide(d, tag, part));
+            StoreNarrow(d, tag, v, part);
+            for (int64_t i = 0; i < some; ++i) {
+              to[(k + i) * out.key_stride] = part[i];
+            }
           }
         }
       }
@@ -260,8 +387,9 @@ struct StagingFunctions {
   }
 
   static const StagingKernels* Get() {
-    static const StagingKernels kernels = {StageBias,  StageDropout, Unstage,
-                                           SumQueries, SumKeys,      KeepMask};
+    static const StagingKernels kernels = {
+        StageBias,  StageDropout, StageDropoutBits, Unstage,
+        SumQueries, SumKeys,      KeepMask};
     return &kernels;
   }
 };

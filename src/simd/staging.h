@@ -48,6 +48,10 @@ struct StagingKernels {
                      void* staged);
   void (*stage_dropout)(const DropoutBlock& dropout, const StagedShape& shape,
                         void* staged);
+  // The same as bits, for panels of 32: uint32_t [query panel][key], bit i
+  // whether query i of the panel is kept.
+  void (*stage_dropout_bits)(const DropoutBlock& dropout,
+                             const StagedShape& shape, void* staged);
   // out(i, j) = (add ? out(i, j) : 0) + staged(i, j), rounded once.
   void (*unstage)(const void* staged, const StagedShape& shape, bool add,
                   const ScoreMatrix& out);
