@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <numeric>
 #include <sstream>
 #include <thread>
 
@@ -37,6 +38,22 @@ bool ParseLengths(const std::string& part, AttentionCase* c) {
   if (!ParseNumber(begin, cross, &c->queries)) return false;
   c->keys = c->queries;
   return cross == end || ParseNumber(cross + 1, end, &c->keys);
+}
+
+// "packed3000-700-8x2": lengths, some of them several times.
+bool ParsePacked(const std::string& part, AttentionCase* c) {
+  std::istringstream lengths(part.substr(std::string("packed").size()));
+  std::string length;
+  while (std::getline(lengths, length, '-')) {
+    const char* begin = length.data();
+    const char* end = begin + length.size();
+    const char* cross = std::find(begin, end, 'x');
+    int64_t rows = 0, count = 1;
+    if (!ParseNumber(begin, cross, &rows)) return false;
+    if (cross != end && !ParseNumber(cross + 1, end, &count)) return false;
+    c->packed.insert(c->packed.end(), static_cast<size_t>(count), rows);
+  }
+  return !c->packed.empty();
 }
 
 // A letter or two and a number: B, H, KV, D, T.
@@ -215,7 +232,10 @@ std::vector<AttentionCase> OptionsSuite() {
       for (const char* options :
            {"N2048", "N2048/bias", "N2048/dbias", "N2048/mask", "N2048/dropout",
             "N2048/softcap", "N2048/alibi", "N2048/sinks", "N2048/exact",
-            "N16384/H1/causal", "N16384/H1/window256"}) {
+            "N16384/H1/causal", "N16384/H1/window256", "B8/N512", "packed512x8",
+            "B8/N512/causal", "packed512x8/causal", "N3091",
+            "packed3000-700-200-150-20-10-8x2", "N3091/causal",
+            "packed3000-700-200-150-20-10-8x2/causal"}) {
         AttentionCase c;
         c.heads = 4;
         std::string error;
@@ -228,32 +248,61 @@ std::vector<AttentionCase> OptionsSuite() {
   return cases;
 }
 
+// Visible pairs of a query and a key.
+double Pairs(const AttentionCase& c, int64_t queries, int64_t keys) {
+  if (c.window == 0) {
+    return static_cast<double>(queries) * static_cast<double>(keys) /
+           (c.causal ? 2 : 1);
+  }
+  double pairs = 0;
+  for (int64_t i = 0; i < queries; ++i) {
+    const int64_t end = std::min(keys, i + 1);
+    pairs += static_cast<double>(
+        std::max<int64_t>(0, end - std::max<int64_t>(0, i + 1 - c.window)));
+  }
+  return pairs;
+}
+
 }  // namespace
 
+int64_t AttentionCase::TotalQueries() const {
+  return packed.empty()
+             ? queries
+             : std::accumulate(packed.begin(), packed.end(), int64_t{0});
+}
+
+int64_t AttentionCase::TotalKeys() const {
+  return packed.empty() ? keys : TotalQueries();
+}
+
 double AttentionCase::Flops() const {
-  double pairs = static_cast<double>(queries) * static_cast<double>(keys);
-  if (window > 0) {
-    pairs = 0;
-    for (int64_t i = 0; i < queries; ++i) {
-      const int64_t end = std::min(keys, i + 1);
-      pairs += static_cast<double>(
-          std::max<int64_t>(0, end - std::max<int64_t>(0, i + 1 - window)));
-    }
-  } else if (causal) {
-    pairs /= 2;
+  double pairs = 0;
+  for (const int64_t length : packed) pairs += Pairs(*this, length, length);
+  if (packed.empty()) {
+    pairs = static_cast<double>(batch) * Pairs(*this, queries, keys);
   }
   const double per_pair = pass == Pass::kForward    ? 4
                           : pass == Pass::kBackward ? 10
                                                     : 14;
-  return per_pair * static_cast<double>(batch) * static_cast<double>(heads) *
-         pairs * static_cast<double>(head_dim);
+  return per_pair * static_cast<double>(heads) * pairs *
+         static_cast<double>(head_dim);
 }
 
 std::string AttentionCase::Name() const {
   std::ostringstream name;
   name << PassName(pass) << '/' << NameOf(dtype) << "/B" << batch << "/H"
-       << heads << "/KV" << kv_heads << "/N" << queries;
-  if (keys != queries) name << 'x' << keys;
+       << heads << "/KV" << kv_heads;
+  if (packed.empty()) {
+    name << "/N" << queries;
+    if (keys != queries) name << 'x' << keys;
+  }
+  for (size_t i = 0; i < packed.size();) {
+    size_t end = i;
+    while (end < packed.size() && packed[end] == packed[i]) ++end;
+    name << (i == 0 ? "/packed" : "-") << packed[i];
+    if (end - i > 1) name << 'x' << end - i;
+    i = end;
+  }
   name << "/D" << head_dim << (causal ? "/causal" : "/full") << "/T" << threads;
   if (precision == Precision::kHigh) name << "/high";
   if (precision == Precision::kExact) name << "/exact";
@@ -279,10 +328,12 @@ bool ParseCase(const std::string& name, AttentionCase* result,
   std::string part;
   while (std::getline(parts, part, '/')) {
     if (part.empty() || ParseWord(part, &c)) continue;
+    if (part.rfind("packed", 0) == 0 && ParsePacked(part, &c)) continue;
     if (part[0] == 'N' ? ParseLengths(part, &c) : ParseSize(part, &c)) continue;
     *error = "case \"" + name + "\": \"" + part +
              "\" is unknown; it must be like one of forward, backward, both, "
-             "bf16, f16, f32, f64, B1, H8, KV2, N2048, N512x1024, D128, full, "
+             "bf16, f16, f32, f64, B1, H8, KV2, N2048, N512x1024, "
+             "packed700-20x3, D128, full, "
              "causal, T1, T0, fast, high, exact, window256, bias, dbias, mask, "
              "dropout, softcap, alibi, sinks";
     return false;

@@ -25,6 +25,9 @@ struct AttentionCase {
   int threads = 1;
   Precision precision = Precision::kFast;
   int64_t window = 0;  // > 0: with causal, a query sees that many keys
+  // Lengths of the sequences of one packed batch, instead of batch, queries and
+  // keys: of both queries and keys.
+  std::vector<int64_t> packed;
   bool bias = false;   // f32 [1, heads, queries, keys]
   bool dbias = false;  // and its gradient
   bool mask = false;   // boolean [1, 1, queries, keys], all visible
@@ -37,8 +40,10 @@ struct AttentionCase {
   // (query, key) pairs times head_dim; a causal triangle counts as half of the
   // square.
   double Flops() const;
+  int64_t TotalQueries() const;  // of an element of the batch, or packed
+  int64_t TotalKeys() const;
   // "backward/bf16/B1/H8/KV8/N2048/D128/causal/T1", options behind; queries and
-  // keys that differ as "N512x1024".
+  // keys that differ as "N512x1024"; "packed700-20x3" is four sequences.
   std::string Name() const;
 };
 

@@ -13,6 +13,7 @@
 // the ratio; workspace_MB, the most that the context held.
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -107,17 +108,31 @@ class Array {
 // The arrays and arguments of one case.
 struct Problem {
   explicit Problem(const AttentionCase& c) {
-    const int64_t b = c.batch, h = c.heads, kv = c.kv_heads;
+    const int64_t b = c.packed.empty() ? c.batch : 1;
+    const int64_t h = c.heads, kv = c.kv_heads;
+    const int64_t queries = c.TotalQueries(), keys = c.TotalKeys();
     const DType t = c.dtype;
     const DType statistics = t == DType::kF64 ? DType::kF64 : DType::kF32;
     AttentionOptions options;
     options.causal = c.causal ? Causal::kTopLeft : Causal::kNone;
     if (c.window > 0) options.window_left = c.window - 1;
     options.precision = c.precision;
+    if (!c.packed.empty()) {
+      const TensorView sums =
+          Add(DType::kI64, 1, 1, 1, static_cast<int64_t>(c.packed.size()) + 1);
+      int64_t* const sum = static_cast<int64_t*>(sums.data);
+      sum[0] = 0;
+      for (size_t i = 0; i < c.packed.size(); ++i) {
+        sum[i + 1] = sum[i] + c.packed[i];
+      }
+      options.cu_seqlens_q = options.cu_seqlens_k = sums;
+      options.max_seqlen_q = options.max_seqlen_k =
+          *std::max_element(c.packed.begin(), c.packed.end());
+    }
     if (c.bias) {
-      options.bias = Add(DType::kF32, 1, h, c.queries, c.keys);
+      options.bias = Add(DType::kF32, 1, h, queries, keys);
     } else if (c.mask) {
-      options.bias = Add(DType::kBool, 1, 1, c.queries, c.keys);
+      options.bias = Add(DType::kBool, 1, 1, queries, keys);
     }
     if (c.dropout) options.dropout_p = 0.1;
     if (c.softcap) options.softcap = 30.0;
@@ -132,11 +147,11 @@ struct Problem {
     }
     if (c.sinks) options.sinks = Add(DType::kF32, 1, h, 1, 1);
 
-    forward.q = Add(t, b, h, c.queries, c.head_dim);
-    forward.k = Add(t, b, kv, c.keys, c.head_dim);
-    forward.v = Add(t, b, kv, c.keys, c.head_dim);
-    forward.out = Add(t, b, h, c.queries, c.head_dim);
-    forward.lse = Add(statistics, b, h, c.queries, 1);
+    forward.q = Add(t, b, h, queries, c.head_dim);
+    forward.k = Add(t, b, kv, keys, c.head_dim);
+    forward.v = Add(t, b, kv, keys, c.head_dim);
+    forward.out = Add(t, b, h, queries, c.head_dim);
+    forward.lse = Add(statistics, b, h, queries, 1);
     forward.options = options;
 
     backward.q = forward.q;
@@ -144,11 +159,11 @@ struct Problem {
     backward.v = forward.v;
     backward.out = forward.out;
     backward.lse = forward.lse;
-    backward.dout = Add(t, b, h, c.queries, c.head_dim);
-    backward.dq = Add(t, b, h, c.queries, c.head_dim);
-    backward.dk = Add(t, b, kv, c.keys, c.head_dim);
-    backward.dv = Add(t, b, kv, c.keys, c.head_dim);
-    if (c.dbias) backward.dbias = Add(DType::kF32, 1, h, c.queries, c.keys);
+    backward.dout = Add(t, b, h, queries, c.head_dim);
+    backward.dq = Add(t, b, h, queries, c.head_dim);
+    backward.dk = Add(t, b, kv, keys, c.head_dim);
+    backward.dv = Add(t, b, kv, keys, c.head_dim);
+    if (c.dbias) backward.dbias = Add(DType::kF32, 1, h, queries, keys);
     if (c.sinks) backward.dsinks = Add(DType::kF32, 1, h, 1, 1);
     backward.options = options;
   }
