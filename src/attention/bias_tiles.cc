@@ -31,6 +31,26 @@ bool Masks(const char* element, DType dtype) {
   }
 }
 
+// What some elements hold.
+struct Seen {
+  bool any = false;  // one that is visible
+  bool all = true;
+};
+
+// kTileKeys bytes of a boolean mask, eight at a time.
+Seen ScanBytes(const char* bytes) {
+  uint64_t ones = 0;   // of all bytes
+  uint64_t zeros = 0;  // the top bit of bytes that are 0
+  for (int64_t k = 0; k < simd::kTileKeys; k += 8) {
+    constexpr uint64_t kLow = 0x7F7F7F7F7F7F7F7Fu;
+    uint64_t word;
+    memcpy(&word, bytes + k, sizeof(word));
+    ones |= word;
+    zeros |= ~(((word & kLow) + kLow) | word | kLow);
+  }
+  return {ones != 0, zeros == 0};
+}
+
 }  // namespace
 
 BiasTiles::BiasTiles(const Problem& problem, Carver* carver)
@@ -60,21 +80,30 @@ simd::TileState BiasTiles::ScanTile(int64_t plane, int64_t query_tile,
   const int64_t k1 = std::min(k0 + simd::kTileKeys, bias.sizes[3]);
   const int64_t step =
       bias.strides[3] * static_cast<int64_t>(SizeOf(bias.dtype));
-  bool any = false;
-  bool all = true;
+  const bool boolean = bias.dtype == DType::kBool;
+  const bool bytes = boolean && step == 1 && k1 - k0 == simd::kTileKeys;
+  Seen tile;
   for (int64_t q = q0; q < q1; ++q) {
     const char* element =
         At(bias, plane / plane_heads_, plane % plane_heads_, q, k0);
-    for (int64_t k = k0; k < k1; ++k, element += step) {
-      const bool masks = Masks(element, bias.dtype);
-      any |= !masks;
-      all &= !masks;
+    Seen row;
+    if (bytes) {
+      row = ScanBytes(element);
+    } else {
+      for (int64_t k = k0; k < k1; ++k, element += step) {
+        const bool masks = Masks(element, bias.dtype);
+        row.any |= !masks;
+        row.all &= !masks;
+      }
     }
-    if (any && !all) break;
+    tile.any |= row.any;
+    tile.all &= row.all;
+    // A float bias is to be added wherever anything is visible.
+    if (tile.any && (!tile.all || !boolean)) break;
   }
-  if (!any) return simd::TileState::kHidden;
-  return all && bias.dtype == DType::kBool ? simd::TileState::kVisible
-                                           : simd::TileState::kPartial;
+  if (!tile.any) return simd::TileState::kHidden;
+  return tile.all && boolean ? simd::TileState::kVisible
+                             : simd::TileState::kPartial;
 }
 
 void BiasTiles::Scan(const threading::Pool& pool) {

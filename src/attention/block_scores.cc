@@ -31,7 +31,10 @@ BlockScores::BlockScores(const Problem& problem, const simd::Engine& engine,
   visible_end_ = carver->Take(queries * element);
   position_ = carver->Take(positions_ ? queries * element : 0);
   if (problem.options.bias.given()) bias_ = carver->Take(scores);
-  if (problem.options.dropout_p > 0.0) dropout_ = carver->Take(scores);
+  if (problem.options.dropout_p > 0.0) {
+    dropout_ =
+        carver->Take(engine.dropout_bits ? scores / (8 * element) : scores);
+  }
 }
 
 simd::StagedShape BlockScores::Shape(const BlockPlace& place) const {
@@ -164,8 +167,11 @@ bool BlockScores::PrepareAs(const BlockPlace& place, simd::Block* block) {
                     (batch_head * problem_.max_nq + place.queries.begin) *
                         dropout.query_stride +
                     k0;
-    staging_.stage_dropout(dropout, Shape(place), dropout_);
+    const auto stage = engine_.dropout_bits ? staging_.stage_dropout_bits
+                                            : staging_.stage_dropout;
+    stage(dropout, Shape(place), dropout_);
     score.dropout = dropout_;
+    score.dropout_scale = dropout.scale;
   }
   return true;
 }

@@ -68,7 +68,10 @@ struct BackwardScratch {
   float* lse2;
   float* tile_start;
   float* late_delta;
-  float* everything;  // begin and end of rows that see all, and none
+  float* everything;      // begin and end of rows that see all, and none
+  float* position;        // of a sub-block's queries, less its first key
+  uint16_t* all_visible;  // bits of a sub-block: all
+  uint16_t* visible;      // some
   SubBlock* sub_blocks;
   int64_t slab_bytes;   // a term of P or dS
   int64_t chunk_bytes;  // a term of dS pairs
@@ -95,7 +98,10 @@ struct BackwardScratch {
     lse2 = reinterpret_cast<float*>(take(query_panels * 128));
     tile_start = reinterpret_cast<float*>(take(query_panels * 128));
     late_delta = reinterpret_cast<float*>(take(query_panels * 128));
-    everything = reinterpret_cast<float*>(take(3 * 128));
+    everything = reinterpret_cast<float*>(take(6 * 128));
+    position = everything + 3 * 32;
+    all_visible = reinterpret_cast<uint16_t*>(position + 32);
+    visible = all_visible + 64;
     sub_blocks = reinterpret_cast<SubBlock*>(
         take(key_panels * query_panels * int64_t{sizeof(SubBlock)}));
     bytes = used;
@@ -135,11 +141,7 @@ class BackwardPass {
       const int64_t chunk_end = std::min(keys_, chunk + chunk_);
       for (int64_t slab = chunk; slab < chunk_end; slab += kSlabPanels) {
         const int64_t slab_end = std::min(chunk_end, slab + kSlabPanels);
-        if (general_) {
-          Scores<FusedMode::kGeneral>(chunk, slab, slab_end);
-        } else {
-          Scores<FusedMode::kPlain>(chunk, slab, slab_end);
-        }
+        ScoresAs(chunk, slab, slab_end);
         PendingTiles pending = dummy_;
         KeyGradient<kP>(s_.p, b_.dout_grad, vt_, slab, slab_end, b_.add_to_dv,
                         b_.dv, pending);
@@ -160,12 +162,14 @@ class BackwardPass {
 
   void Prepare() {
     const ScoreOptions& o = b_.score;
-    general_ = !o.plain() || b_.ds != nullptr || b_.alibi_gradient != nullptr;
-    c_.scale_log2e = static_cast<float>(o.scale * 1.4426950408889634);
+    c_.log2 = ScoreFactors(o, 1.4426950408889634);
+    c_.natural = ScoreFactors(o, 1.0);
+    c_.options = GivenOptions(o) |
+                 (b_.ds != nullptr ? kGivesScoreGradient : 0) |
+                 (b_.alibi_gradient != nullptr ? kGivesSlopeGradient : 0);
     c_.p_term = c_.ds_term = s_.slab_bytes;
     c_.pairs_term = s_.chunk_bytes;
-    c_.late_delta = s_.late_delta;
-    c_.block = &b_;
+    c_.slope_gradient = b_.alibi_gradient;
     // With dropout dP is multiplied by Z before delta is subtracted.
     const bool late = o.dropout != nullptr;
     const float* lse = static_cast<const float*>(b_.lse);
@@ -179,6 +183,7 @@ class BackwardPass {
       s_.everything[i] = -HUGE_VALF;
       s_.everything[32 + i] = HUGE_VALF;
     }
+    std::fill_n(s_.all_visible, 64, uint16_t{0xFFFF});
     ClassifySubBlocks(b_, queries_, s_.sub_blocks);
   }
 
@@ -195,7 +200,6 @@ class BackwardPass {
     f.ds_pairs = s_.pairs + Layout::Pairs(key - chunk, query, chunk_);
     f.lse2 = s_.lse2 + 32 * query;
     f.key = 32 * key;
-    f.query = 32 * query;
     const SubBlock& sub = At(key, query);
     for (int half = 0; half < 2; ++half) {
       switch (sub.half[half]) {
@@ -217,6 +221,38 @@ class BackwardPass {
     }
   }
 
+  // The same for modes with options.
+  void PlaceOptions(int64_t key, int64_t query, FusedBlock& f) const {
+    const ScoreOptions& o = b_.score;
+    const int64_t row = query * o.staged_key_rows + 32 * key;
+    if (o.bias != nullptr) {
+      f.bias = static_cast<const float*>(o.bias) + 32 * row;
+    }
+    if (o.dropout != nullptr) {
+      f.keep = static_cast<const uint16_t*>(o.dropout) + 2 * row;
+    }
+    if (b_.ds != nullptr) {
+      f.score_gradient = static_cast<float*>(b_.ds) + 32 * row;
+    }
+    f.lse = static_cast<const float*>(b_.lse) + 32 * query;
+    f.late_delta = s_.late_delta + 32 * query;
+    f.position = s_.position;
+    for (int i = 0; o.query_position != nullptr && i < 32; ++i) {
+      s_.position[i] =
+          static_cast<const float*>(o.query_position)[32 * query + i] -
+          static_cast<float>(32 * key);
+    }
+    f.visible = s_.all_visible;
+    if (At(key, query).visible()) return;
+    f.visible = s_.visible;
+    for (int r = 0; r < 32; ++r) {
+      for (int h = 0; h < 2; ++h) {
+        s_.visible[2 * r + h] = static_cast<uint16_t>(VisibleQueries(
+            f.begin[r / 16] + 16 * h, f.end[r / 16] + 16 * h, f.key + r));
+      }
+    }
+  }
+
   // Hidden sub-blocks that a product may pass through, and their dS output.
   void Clear(int64_t chunk, int64_t slab, int64_t key, int64_t query) const {
     FusedBlock f;
@@ -231,6 +267,31 @@ class BackwardPass {
                    (query * b_.score.staged_key_rows + 32 * key) * 32;
       for (int i = 0; i < 32 * 32; i += 16) _mm512_storeu_ps(out + i, zero);
     }
+  }
+
+  // Instances for options are for the fast variant and the usual head dims.
+  void ScoresAs(int64_t chunk, int64_t slab, int64_t slab_end) {
+    const FusedMode mode = ModeOf(c_.options);
+    if (mode == FusedMode::kPlain) {
+      return Scores<FusedMode::kPlain>(chunk, slab, slab_end);
+    }
+    if constexpr (kSteps > 0 && kP == 1) {
+      switch (mode) {
+        case FusedMode::kBias:
+          return Scores<FusedMode::kBias>(chunk, slab, slab_end);
+        case FusedMode::kBiasGradient:
+          return Scores<FusedMode::kBiasGradient>(chunk, slab, slab_end);
+        case FusedMode::kAlibi:
+          return Scores<FusedMode::kAlibi>(chunk, slab, slab_end);
+        case FusedMode::kSoftcap:
+          return Scores<FusedMode::kSoftcap>(chunk, slab, slab_end);
+        case FusedMode::kDropout:
+          return Scores<FusedMode::kDropout>(chunk, slab, slab_end);
+        default:
+          break;
+      }
+    }
+    Scores<FusedMode::kGeneral>(chunk, slab, slab_end);
   }
 
   template <FusedMode kPlainMode>
@@ -276,9 +337,12 @@ class BackwardPass {
           }
         }
         Place(chunk, slab, key, query, fused);
-        mode = sub.visible() || kPlainMode == FusedMode::kGeneral
-                   ? kPlainMode
-                   : FusedMode::kMasked;
+        mode = kPlainMode;
+        if (kPlainMode != FusedMode::kPlain) {
+          PlaceOptions(key, query, fused);
+        } else if (!sub.visible()) {
+          mode = FusedMode::kMasked;
+        }
       }
     }
     if (mode == FusedMode::kNone) return;
@@ -286,7 +350,7 @@ class BackwardPass {
     Tiles::template Store<1>(o.dp[0][1]);
     Tiles::template Store<2>(o.dp[1][0]);
     Tiles::template Store<3>(o.dp[1][1]);
-    if (mode == FusedMode::kMasked) {
+    if (kPlainMode == FusedMode::kPlain && mode == FusedMode::kMasked) {
       FuseAll<Variant, kPanelTiles, FusedMode::kMasked>(c_, fused);
     } else {
       FuseAll<Variant, kPanelTiles, kPlainMode>(c_, fused);
@@ -299,7 +363,7 @@ class BackwardPass {
                           const FusedBlock& fused) const {
     if (mode == kPlainMode) {
       ScoreStep<Variant, kPanelTiles, kPlainMode, kSteps>(o, c_, fused);
-    } else if (mode == FusedMode::kMasked) {
+    } else if (kPlainMode == FusedMode::kPlain && mode == FusedMode::kMasked) {
       ScoreStep<Variant, kPanelTiles, FusedMode::kMasked, kSteps>(o, c_, fused);
     } else {
       ScoreStep<Variant, kPanelTiles, FusedMode::kNone, kSteps>(o, c_, fused);
@@ -369,7 +433,6 @@ class BackwardPass {
   const BackwardScratch s_;
   const PendingTiles dummy_;
   FusedContext c_;
-  bool general_ = false;
 };
 
 template <class Variant>

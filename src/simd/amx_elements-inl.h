@@ -1,5 +1,8 @@
-// Scores of 16 elements with every option, for the passes of the AMX engines
-// that are not the fast path.
+// Scores of 16 elements with options, for the passes of the AMX engines.
+//
+// Each usual option alone has an instance of the passes of its own, in which it
+// is known at compile time, so that they run between tile products as the plain
+// pass does; kGeneral asks for all of them at run time.
 
 // Included for one Highway target only, amx_target.h.
 #ifndef FA2_SRC_SIMD_AMX_ELEMENTS_INL_H_
@@ -14,6 +17,96 @@
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
 
+// What a pass may have to do beside the scale and the exponential, as bits.
+inline constexpr int kHasBias = 1;
+inline constexpr int kHasAlibi = 2;
+inline constexpr int kHasSoftcap = 4;
+inline constexpr int kHasDropout = 8;
+inline constexpr int kGivesScoreGradient = 16;  // BackwardBlock::ds
+inline constexpr int kGivesSlopeGradient = 32;
+
+enum class FusedMode {
+  kNone,    // nothing before this sub-block
+  kPlain,   // P = exp(S - lse), dS = P (dP - delta)
+  kMasked,  // the same with a range of visible keys for each query
+  kBias,    // these with bits that tell what is visible
+  kBiasGradient,
+  kAlibi,
+  kSoftcap,
+  kDropout,
+  kGeneral,  // any options
+};
+
+// The options of an instance; of kGeneral, those it may have.
+constexpr int OptionsOf(FusedMode mode) {
+  switch (mode) {
+    case FusedMode::kBias:
+      return kHasBias;
+    case FusedMode::kBiasGradient:
+      return kHasBias | kGivesScoreGradient;
+    case FusedMode::kAlibi:
+      return kHasAlibi;
+    case FusedMode::kSoftcap:
+      return kHasSoftcap;
+    case FusedMode::kDropout:
+      return kHasDropout;
+    case FusedMode::kGeneral:
+      return -1;
+    default:
+      return 0;
+  }
+}
+
+// The instance for `options` among those there are.
+inline FusedMode ModeOf(int options) {
+  for (const FusedMode mode :
+       {FusedMode::kPlain, FusedMode::kBias, FusedMode::kBiasGradient,
+        FusedMode::kAlibi, FusedMode::kSoftcap, FusedMode::kDropout}) {
+    if (OptionsOf(mode) == options) return mode;
+  }
+  return FusedMode::kGeneral;
+}
+
+// Whether the option is given; `given` is read by kGeneral alone.
+template <FusedMode kMode>
+HWY_INLINE bool Has(int option, int given) {
+  return (kMode == FusedMode::kGeneral ? given & option
+                                       : OptionsOf(kMode) & option) != 0;
+}
+
+// Where a bias may be, exponents are (score - lse) log2(e): a bias of -3e38,
+// which hides a key, times log2(e) would be infinite. Elsewhere log2(e) is in
+// the factors.
+constexpr bool InLog2(FusedMode mode) {
+  return (OptionsOf(mode) & kHasBias) == 0;
+}
+
+inline constexpr float kLog2OfE = 1.44269504f;
+
+// Options as the passes use them; those of scores times `unit`.
+struct ScoreFactors {
+  ScoreFactors() = default;
+  ScoreFactors(const ScoreOptions& o, double unit)
+      : scale(static_cast<float>(o.scale * unit)),
+        into_cap(
+            static_cast<float>(o.softcap == 0.0 ? 0.0 : o.scale / o.softcap)),
+        softcap(static_cast<float>(o.softcap * unit)),
+        slope(static_cast<float>(o.alibi_slope * unit)),
+        kept(static_cast<float>(o.dropout_scale)) {}
+  float scale = 0.0f;
+  float into_cap = 0.0f;
+  float softcap = 0.0f;
+  float slope = 0.0f;
+  float kept = 0.0f;
+};
+
+inline int GivenOptions(const ScoreOptions& o) {
+  return (o.bias != nullptr ? kHasBias : 0) |
+         (o.alibi_slope != 0.0 ? kHasAlibi : 0) |
+         (o.softcap != 0.0 ? kHasSoftcap : 0) |
+         (o.dropout != nullptr ? kHasDropout : 0);
+}
+
 // Row `key` of the block is visible to 16 queries.
 HWY_INLINE __mmask16 VisibleQueries(const float* begin, const float* end,
                                     int64_t key) {
@@ -23,49 +116,43 @@ HWY_INLINE __mmask16 VisibleQueries(const float* begin, const float* end,
       _mm512_loadu_ps(end), _CMP_LT_OQ);
 }
 
-struct ScoreElements {
-  __m512 s;         // after scale, softcap, bias and ALiBi
-  __m512 slope;     // d (S after softcap) / d (S before)
+// What the way back needs.
+struct ScoreSlopes {
+  __m512 softcap;   // d (S after softcap) / d (S before)
   __m512 distance;  // of ALiBi
-  __mmask16 visible;
 };
 
-// Offset of 16 queries of a row in a staged array [query panel][key][32].
-HWY_INLINE int64_t StagedOffset(const ScoreOptions& o, int64_t key,
-                                int64_t query) {
-  return (query / 32 * o.staged_key_rows + key) * 32 + query % 32;
-}
-
-HWY_INLINE ScoreElements GeneralScore(const ScoreOptions& o, __m512 product,
-                                      __mmask16 visible, int64_t key,
-                                      int64_t query) {
-  const __m512 one = _mm512_set1_ps(1.0f);
-  ScoreElements e;
-  e.visible = visible;
-  e.slope = one;
-  e.distance = _mm512_setzero_ps();
-  e.s = _mm512_mul_ps(product, _mm512_set1_ps(static_cast<float>(o.scale)));
-  if (o.softcap != 0.0) {
-    const __m512 t = Tanh(
-        _mm512_mul_ps(e.s, _mm512_set1_ps(static_cast<float>(1 / o.softcap))));
-    e.slope = _mm512_fnmadd_ps(t, t, one);
-    e.s = _mm512_mul_ps(t, _mm512_set1_ps(static_cast<float>(o.softcap)));
+// A score in the unit of `f`, less `less` where kLess. `bias` points to those
+// of the 16 elements; `position` is the queries' less that of the sub-block's
+// first key, `row` the key in the sub-block. A bias of -inf hides.
+template <FusedMode kMode, bool kFast, bool kLess>
+HWY_INLINE __m512 Score(const ScoreFactors& f, int given, __m512 product,
+                        __m512 scale, __m512 less, const float* bias,
+                        const float* position, int row, __mmask16& visible,
+                        ScoreSlopes& slopes) {
+  __m512 x = product;
+  if (Has<kMode>(kHasSoftcap, given)) {
+    const __m512 into = _mm512_mul_ps(x, _mm512_set1_ps(f.into_cap));
+    x = kFast ? TanhAbsolute(into) : Tanh(into);
+    slopes.softcap = _mm512_fnmadd_ps(x, x, _mm512_set1_ps(1.0f));
+    scale = _mm512_set1_ps(f.softcap);
   }
-  if (o.bias != nullptr) {
-    const __m512 bias = _mm512_loadu_ps(static_cast<const float*>(o.bias) +
-                                        StagedOffset(o, key, query));
-    e.visible = _mm512_mask_cmp_ps_mask(
-        e.visible, bias, _mm512_set1_ps(-HUGE_VALF), _CMP_NEQ_UQ);
-    e.s = _mm512_add_ps(e.s, bias);
+  if (Has<kMode>(kHasBias, given)) {
+    const __m512 b = _mm512_loadu_ps(bias);
+    visible = _mm512_mask_cmp_ps_mask(visible, b, _mm512_set1_ps(-HUGE_VALF),
+                                      _CMP_NEQ_UQ);
+    x = _mm512_fmadd_ps(x, scale, kLess ? _mm512_sub_ps(b, less) : b);
+  } else if (kLess) {
+    x = _mm512_fmsub_ps(x, scale, less);
+  } else {
+    x = _mm512_mul_ps(x, scale);
   }
-  if (o.query_position != nullptr) {
-    e.distance = _mm512_abs_ps(_mm512_sub_ps(
-        _mm512_loadu_ps(static_cast<const float*>(o.query_position) + query),
-        _mm512_set1_ps(static_cast<float>(key))));
-    e.s = _mm512_fnmadd_ps(
-        e.distance, _mm512_set1_ps(static_cast<float>(o.alibi_slope)), e.s);
+  if (Has<kMode>(kHasAlibi | kGivesSlopeGradient, given)) {
+    slopes.distance = _mm512_abs_ps(_mm512_sub_ps(
+        _mm512_loadu_ps(position), _mm512_set1_ps(static_cast<float>(row))));
+    x = _mm512_fnmadd_ps(_mm512_set1_ps(f.slope), slopes.distance, x);
   }
-  return e;
+  return x;
 }
 
 }  // namespace fa2::simd::HWY_NAMESPACE

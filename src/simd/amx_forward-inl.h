@@ -94,7 +94,7 @@ class ForwardPass {
     s_ = take(kStripPanels * 4 * kTileBytes);
     p_ = take(kTermBytes * kScore);
     dummy_ = {take(kTileBytes), 0, 0};
-    max2_ = reinterpret_cast<float*>(take(128));
+    max_ = reinterpret_cast<float*>(take(128));
     all_ = reinterpret_cast<float*>(take(2 * 128));
     sub_blocks_ = reinterpret_cast<SubBlock*>(p);
   }
@@ -102,9 +102,12 @@ class ForwardPass {
   void Run() {
     const ScoreOptions& o = b_.score;
     // A negative scale turns maxima of products into minima.
-    general_ = o.softcap != 0.0 || o.bias != nullptr || o.alibi_slope != 0.0 ||
-               !(o.scale > 0.0);
-    scale_ = general_ ? 1.0f : static_cast<float>(o.scale);
+    const int options = GivenOptions(o) & (kHasBias | kHasAlibi | kHasSoftcap);
+    mode_ = o.scale > 0.0 ? ModeOf(options) : FusedMode::kGeneral;
+    transforms_ = mode_ != FusedMode::kPlain;
+    given_ = options;
+    factors_ = ScoreFactors(o, 1.0);
+    scale_ = transforms_ ? 1.0f : static_cast<float>(o.scale);
     for (int i = 0; i < 32; ++i) {
       all_[i] = -HUGE_VALF;
       all_[32 + i] = HUGE_VALF;
@@ -112,20 +115,10 @@ class ForwardPass {
     ClassifySubBlocks(b_, queries_, sub_blocks_);
     Tiles::Begin();
     pending_ = dummy_;
-    Strip current, next;
-    Cursor cursor;
-    const Strip none;
-    NextStrip(cursor, current);
-    if (current.query >= 0) {
-      Scores(current, none);
-      Maxima(current);
-    }
-    while (current.query >= 0) {
-      NextStrip(cursor, next);
-      Scores(next, current);
-      Values(current);
-      if (next.query >= 0) Maxima(next);
-      current = next;
+    if (transforms_) {
+      Strips<true>();
+    } else {
+      Strips<false>();
     }
     Tiles::End();
   }
@@ -169,16 +162,37 @@ class ForwardPass {
     }
   }
 
+  template <bool kNatural>
+  void Strips() {
+    Strip current, next;
+    Cursor cursor;
+    const Strip none;
+    NextStrip(cursor, current);
+    if (current.query >= 0) {
+      Scores<kNatural>(current, none);
+      Maxima(current);
+    }
+    while (current.query >= 0) {
+      NextStrip(cursor, next);
+      Scores<kNatural>(next, current);
+      Values(current);
+      if (next.query >= 0) Maxima(next);
+      current = next;
+    }
+  }
+
   uint8_t* ScoreTile(int64_t i) const { return s_ + i * 4 * kTileBytes; }
 
   // S of `next`, and P of `current` meanwhile; each of them may be no strip.
   // They share the buffer of S: a sub-block of `next` arrives where one of
   // `current` has just been read.
+  template <bool kNatural>
   void Scores(const Strip& next, const Strip& current) {
     ExpState state;
     alignas(64) float sum[32] = {};
-    state.scale = scale_ * 1.44269504f;
-    state.max2 = max2_;
+    state.scale = scale_ * kLog2OfE;
+    state.kept = factors_.kept;
+    state.max = max_;
     state.sum = sum;
     state.term_bytes = kTermBytes;
     const int64_t half = dt_ * kIn * kTileBytes;
@@ -189,20 +203,19 @@ class ForwardPass {
         e.s = ScoreTile(i);
         e.p = p_ + i * 2 * kTileBytes;
         if (b_.score.dropout != nullptr) {
-          e.dropout =
-              static_cast<const float*>(b_.score.dropout) +
-              StagedOffset(b_.score, 32 * current.key[i], 32 * current.query);
+          e.keep = static_cast<const uint16_t*>(b_.score.dropout) +
+                   2 * StagedRow(current.key[i], current.query);
         }
       }
       if (i < next.count) {
-        ForwardScoreStep<Variant, kSteps>(
+        ForwardScoreStep<Variant, kSteps, kNatural>(
             static_cast<const uint8_t*>(b_.k_score) + 2 * next.key[i] * half,
             static_cast<const uint8_t*>(b_.q_score) + 2 * next.query * half,
             dt_, {ScoreTile(i), 2 * kTileBytes, kTileBytes}, pending_, state,
             e);
       } else {
         if (i == next.count) Flush();
-        ExpAll<Variant>(state, e);
+        ExpAll<Variant, kNatural>(state, e);
       }
     }
     if (next.count >= current.count) Flush();
@@ -228,19 +241,11 @@ class ForwardPass {
     __m512 max[4] = {none, none, none, none};
     for (int64_t i = 0; i < strip.count; ++i) {
       const SubBlock& sub = At(strip.key[i], query);
-      if (general_ || !sub.visible()) {
-        const float* begin[2];
-        const float* end[2];
-        Ranges(sub, query, begin, end);
-        if (general_) {
-          TransformScores<Variant, true>(b_.score, ScoreTile(i), begin, end,
-                                         32 * strip.key[i], 32 * query);
-        } else {
-          TransformScores<Variant, false>(b_.score, ScoreTile(i), begin, end,
-                                          32 * strip.key[i], 32 * query);
-        }
+      if (!transforms_ && sub.visible()) {
+        ColumnMaxima(ScoreTile(i), max);
+      } else {
+        Transform(sub, ScoreTile(i), strip.key[i], query, max);
       }
-      ColumnMaxima(ScoreTile(i), max);
     }
     float* m = static_cast<float*>(b_.row_max) + 32 * query;
     float* l = static_cast<float*>(b_.row_sum) + 32 * query;
@@ -266,10 +271,59 @@ class ForwardPass {
       const __mmask16 seen_any =
           _mm512_cmp_ps_mask(now, _mm512_set1_ps(-HUGE_VALF), _CMP_NEQ_UQ);
       _mm512_storeu_ps(
-          max2_ + 16 * h,
-          _mm512_maskz_mul_ps(seen_any, now, _mm512_set1_ps(1.44269504f)));
+          max_ + 16 * h,
+          _mm512_maskz_mul_ps(seen_any, now,
+                              _mm512_set1_ps(transforms_ ? 1.0f : kLog2OfE)));
     }
     if (scaled && !Starts(strip)) Rescale(OutputPanel(query), alpha);
+  }
+
+  int64_t StagedRow(int64_t key, int64_t query) const {
+    return query * b_.score.staged_key_rows + 32 * key;
+  }
+
+  void Transform(const SubBlock& sub, uint8_t* s, int64_t key, int64_t query,
+                 __m512 (&max)[4]) const {
+    const ScoreOptions& o = b_.score;
+    TransformBlock t;
+    t.s = s;
+    Ranges(sub, query, t.begin, t.end);
+    t.key = 32 * key;
+    t.bias = o.bias == nullptr ? nullptr
+                               : static_cast<const float*>(o.bias) +
+                                     32 * StagedRow(key, query);
+    for (int i = 0; i < 32; ++i) {
+      t.position[i] =
+          o.query_position == nullptr
+              ? 0.0f
+              : static_cast<const float*>(o.query_position)[32 * query + i] -
+                    static_cast<float>(t.key);
+    }
+    const auto run = [&](auto partial) HWY_ATTR {
+      constexpr bool kPartial = decltype(partial)::value;
+      switch (mode_) {
+        case FusedMode::kPlain:
+          return TransformScores<Variant, FusedMode::kMasked, kPartial>(
+              factors_, given_, t, max);
+        case FusedMode::kBias:
+          return TransformScores<Variant, FusedMode::kBias, kPartial>(
+              factors_, given_, t, max);
+        case FusedMode::kAlibi:
+          return TransformScores<Variant, FusedMode::kAlibi, kPartial>(
+              factors_, given_, t, max);
+        case FusedMode::kSoftcap:
+          return TransformScores<Variant, FusedMode::kSoftcap, kPartial>(
+              factors_, given_, t, max);
+        default:
+          return TransformScores<Variant, FusedMode::kGeneral, kPartial>(
+              factors_, given_, t, max);
+      }
+    };
+    if (sub.visible()) {
+      run(std::false_type());
+    } else {
+      run(std::true_type());
+    }
   }
 
   // Nothing has been written to the accumulator of the strip's queries.
@@ -340,11 +394,14 @@ class ForwardPass {
   uint8_t* s_;
   uint8_t* p_;
   PendingTiles dummy_, pending_;
-  float* max2_;
+  float* max_;  // in the unit in which exponentials are taken
   float* all_;
   SubBlock* sub_blocks_;
+  ScoreFactors factors_;
+  FusedMode mode_ = FusedMode::kPlain;
+  int given_ = 0;
+  bool transforms_ = false;  // S in place, so that scale_ is 1
   float scale_ = 1.0f;
-  bool general_ = false;
 };
 
 template <class Variant>

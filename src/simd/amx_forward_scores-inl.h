@@ -17,21 +17,33 @@ namespace fa2::simd::HWY_NAMESPACE {
 struct ExpBlock {
   const uint8_t* s = nullptr;  // tiles [key half][query half]
   uint8_t* p = nullptr;  // first term, as right operand: [query half] tiles
-  const float* dropout = nullptr;  // Z, [key][32 queries], or nullptr
+  const uint16_t* keep = nullptr;  // of dropout, bits of 32 queries a key
+};
+
+// The state of 32 queries whose exponentials are being taken.
+struct ExpState {
+  float scale;
+  float kept;        // 1 / (1 - p) of dropout
+  const float* max;  // in the unit of S scale
+  float* sum;        // added to
+  int64_t term_bytes;
 };
 
 // One row pair: P = exp2(S scale - max), its sums (without dropout), and P∘Z as
-// right operand.
-template <class Variant>
-HWY_INLINE void ExpRowPair(const ExpBlock& b, int64_t term_bytes, int pair,
+// right operand. kNatural: P = exp(S - max), where (S - max) log2(e) must not
+// meet an S log2(e) that is infinite, see InLog2.
+template <class Variant, bool kNatural>
+HWY_INLINE void ExpRowPair(const ExpState& state, const ExpBlock& b, int pair,
                            __m512 scale, __m512 max0, __m512 max1, __m512& sum0,
                            __m512& sum1) {
   constexpr int kTerms = Variant::kProbabilityTerms;
   const int row = 2 * pair;
   const uint8_t* s = b.s + row / 16 * 2 * kTileBytes + row % 16 * 64;
   const auto exp = [](const uint8_t* at, __m512 factor, __m512 max) HWY_ATTR {
+    const __m512 x = _mm512_load_ps(at);
     return Exp2<Variant::kExpDegree>(
-        _mm512_fmsub_ps(_mm512_load_ps(at), factor, max));
+        kNatural ? _mm512_mul_ps(_mm512_sub_ps(x, max), factor)
+                 : _mm512_fmsub_ps(x, factor, max));
   };
   __m512 p00 = exp(s, scale, max0);
   __m512 p01 = exp(s + kTileBytes, scale, max1);
@@ -39,43 +51,36 @@ HWY_INLINE void ExpRowPair(const ExpBlock& b, int64_t term_bytes, int pair,
   __m512 p11 = exp(s + kTileBytes + 64, scale, max1);
   sum0 = _mm512_add_ps(sum0, _mm512_add_ps(p00, p10));
   sum1 = _mm512_add_ps(sum1, _mm512_add_ps(p01, p11));
-  if (b.dropout != nullptr) {
-    const float* z = b.dropout + 32 * row;
-    p00 = _mm512_mul_ps(p00, _mm512_loadu_ps(z));
-    p01 = _mm512_mul_ps(p01, _mm512_loadu_ps(z + 16));
-    p10 = _mm512_mul_ps(p10, _mm512_loadu_ps(z + 32));
-    p11 = _mm512_mul_ps(p11, _mm512_loadu_ps(z + 48));
+  if (b.keep != nullptr) {
+    const uint16_t* keep = b.keep + 2 * row;
+    const __m512 kept = _mm512_set1_ps(state.kept);
+    p00 = _mm512_maskz_mul_ps(keep[0], p00, kept);
+    p01 = _mm512_maskz_mul_ps(keep[1], p01, kept);
+    p10 = _mm512_maskz_mul_ps(keep[2], p10, kept);
+    p11 = _mm512_maskz_mul_ps(keep[3], p11, kept);
   }
   __m512i even[kTerms], odd[kTerms];
   SplitTerms<typename Variant::Tiles, kTerms>(p00, p01, even);
   SplitTerms<typename Variant::Tiles, kTerms>(p10, p11, odd);
   uint8_t* HWY_RESTRICT p = b.p + pair * 64;
   for (int t = 0; t < kTerms; ++t) {
-    _mm512_store_si512(p + t * term_bytes,
+    _mm512_store_si512(p + t * state.term_bytes,
                        _mm512_unpacklo_epi16(even[t], odd[t]));
-    _mm512_store_si512(p + t * term_bytes + kTileBytes,
+    _mm512_store_si512(p + t * state.term_bytes + kTileBytes,
                        _mm512_unpackhi_epi16(even[t], odd[t]));
   }
 }
 
-// The state of 32 queries whose exponentials are being taken.
-struct ExpState {
-  float scale;
-  const float* max2;  // max * log2(e)
-  float* sum;         // added to
-  int64_t term_bytes;
-};
-
-template <class Variant>
+template <class Variant, bool kNatural>
 HWY_NOINLINE void ExpAll(const ExpState& state, const ExpBlock& b) {
   const __m512 scale = _mm512_set1_ps(state.scale);
-  const __m512 max0 = _mm512_loadu_ps(state.max2);
-  const __m512 max1 = _mm512_loadu_ps(state.max2 + 16);
+  const __m512 max0 = _mm512_loadu_ps(state.max);
+  const __m512 max1 = _mm512_loadu_ps(state.max + 16);
   __m512 sum0 = _mm512_loadu_ps(state.sum);
   __m512 sum1 = _mm512_loadu_ps(state.sum + 16);
   for (int pair = 0; pair < 16; ++pair) {
-    ExpRowPair<Variant>(b, state.term_bytes, pair, scale, max0, max1, sum0,
-                        sum1);
+    ExpRowPair<Variant, kNatural>(state, b, pair, scale, max0, max1, sum0,
+                                  sum1);
   }
   _mm512_storeu_ps(state.sum, sum0);
   _mm512_storeu_ps(state.sum + 16, sum1);
@@ -83,7 +88,7 @@ HWY_NOINLINE void ExpAll(const ExpState& state, const ExpBlock& b) {
 
 // S = K Q^T of a sub-block into the registers (stored by the next product),
 // with the exponentials of `b` between the tile products unless b.s is nullptr.
-template <class Variant, int kSteps, bool kExp>
+template <class Variant, int kSteps, bool kExp, bool kNatural>
 struct ForwardScoreLoop {
   using Tiles = typename Variant::Tiles;
   static constexpr int kTerms = Variant::kInputTerms;
@@ -114,8 +119,8 @@ struct ForwardScoreLoop {
       const int64_t slot = step * kStepSlots + kOffset;
       for (int64_t row = slot * 16 / slots; row < (slot + 1) * 16 / slots;
            ++row) {
-        ExpRowPair<Variant>(b, state.term_bytes, RowPair(static_cast<int>(row)),
-                            scale, max0, max1, sum0, sum1);
+        ExpRowPair<Variant, kNatural>(state, b, RowPair(static_cast<int>(row)),
+                                      scale, max0, max1, sum0, sum1);
       }
     }
   }
@@ -184,8 +189,8 @@ struct ForwardScoreLoop {
     __m512 sum0 = scale, sum1 = scale;
     if constexpr (kExp) {
       scale = _mm512_set1_ps(state.scale);
-      max0 = _mm512_loadu_ps(state.max2);
-      max1 = _mm512_loadu_ps(state.max2 + 16);
+      max0 = _mm512_loadu_ps(state.max);
+      max1 = _mm512_loadu_ps(state.max + 16);
       sum0 = _mm512_loadu_ps(state.sum);
       sum1 = _mm512_loadu_ps(state.sum + 16);
     }
@@ -205,7 +210,7 @@ struct ForwardScoreLoop {
   }
 };
 
-template <class Variant, int kSteps>
+template <class Variant, int kSteps, bool kNatural>
 HWY_NOINLINE void ForwardScoreStep(const uint8_t* k, const uint8_t* q,
                                    int64_t steps, const PendingTiles& c,
                                    PendingTiles& pending, const ExpState& state,
@@ -218,12 +223,14 @@ HWY_NOINLINE void ForwardScoreStep(const uint8_t* k, const uint8_t* q,
     Tiles::template Zero<1>();
     Tiles::template Zero<2>();
     Tiles::template Zero<3>();
-    if (b.s != nullptr) ExpAll<Variant>(state, b);
+    if (b.s != nullptr) ExpAll<Variant, kNatural>(state, b);
   } else if (b.s != nullptr) {
-    ForwardScoreLoop<Variant, kSteps, true>{k, q, steps, pending, state, b}
+    ForwardScoreLoop<Variant, kSteps, true, kNatural>{k,       q,     steps,
+                                                      pending, state, b}
         .Run();
   } else {
-    ForwardScoreLoop<Variant, kSteps, false>{k, q, steps, pending, state, b}
+    ForwardScoreLoop<Variant, kSteps, false, false>{k,       q,     steps,
+                                                    pending, state, b}
         .Run();
   }
   pending = c;
@@ -245,29 +252,46 @@ HWY_INLINE void ColumnMaxima(const uint8_t* s, __m512 (&max)[4]) {
   }
 }
 
-// Hides what the queries do not see, and with kGeneral replaces S by the score
-// with softcap, bias and ALiBi. begin and end are [key half] ranges of 32
-// queries.
-template <class Variant, bool kGeneral>
-HWY_NOINLINE void TransformScores(const ScoreOptions& o, uint8_t* s,
-                                  const float* const begin[2],
-                                  const float* const end[2], int64_t key,
-                                  int64_t query) {
-  for (int row = 0; row < 32; ++row) {
-    const int half = row / 16;
-    for (int h = 0; h < 2; ++h) {
-      uint8_t* at = s + (2 * half + h) * kTileBytes + row % 16 * 64;
-      __m512 x = _mm512_load_ps(at);
-      __mmask16 visible =
-          VisibleQueries(begin[half] + 16 * h, end[half] + 16 * h, key + row);
-      if (kGeneral) {
-        ScoreElements e =
-            GeneralScore(o, x, visible, key + row, query + 16 * h);
-        x = e.s;
-        visible = e.visible;
+// A sub-block of S that is to be transformed.
+struct TransformBlock {
+  uint8_t* s;
+  // [key half] ranges of 32 queries, read where kPartial.
+  const float* begin[2];
+  const float* end[2];
+  int64_t key;  // first row of the block
+  const float* bias;
+  float position[32];  // of the queries, less `key`
+};
+
+// Replaces S by the score with softcap, bias and ALiBi where there are any,
+// hides what the queries do not see, and takes the maxima as ColumnMaxima does.
+template <class Variant, FusedMode kMode, bool kPartial>
+HWY_NOINLINE void TransformScores(const ScoreFactors& factors, int given,
+                                  const TransformBlock& b, __m512 (&max)[4]) {
+  const __m512 scale = _mm512_set1_ps(factors.scale);
+  for (int tile_row = 0; tile_row < 16; ++tile_row) {
+    for (int half = 0; half < 2; ++half) {
+      const int row = 16 * half + tile_row;
+      for (int h = 0; h < 2; ++h) {
+        uint8_t* at = b.s + (2 * half + h) * kTileBytes + tile_row * 64;
+        __m512 x = _mm512_load_ps(at);
+        __mmask16 visible = 0xFFFF;
+        if (kPartial) {
+          visible = VisibleQueries(b.begin[half] + 16 * h, b.end[half] + 16 * h,
+                                   b.key + row);
+        }
+        if constexpr (kMode != FusedMode::kMasked) {
+          ScoreSlopes slopes;
+          x = Score<kMode, Variant::kFast, false>(
+              factors, given, x, scale, scale, b.bias + 32 * row + 16 * h,
+              b.position + 16 * h, row, visible, slopes);
+        }
+        if (kPartial || (OptionsOf(kMode) & kHasBias) != 0) {
+          x = _mm512_mask_mov_ps(_mm512_set1_ps(-HUGE_VALF), visible, x);
+        }
+        _mm512_store_ps(at, x);
+        max[2 * h + half] = _mm512_max_ps(x, max[2 * h + half]);
       }
-      _mm512_store_ps(
-          at, _mm512_mask_mov_ps(_mm512_set1_ps(-HUGE_VALF), visible, x));
     }
   }
 }

@@ -79,6 +79,7 @@ const Engine* MakeAmxEngine(const char* name) {
     e.key_panel = amx::kPanel;
     e.grad_left_is_score_left = false;
     e.key_blocks_join = true;
+    e.dropout_bits = true;
     e.backward_blocks = &AmxBackwardBlocks<Variant>;
     e.forward_blocks = &AmxForwardBlocks<Variant>;
     e.packed_bytes = &AmxPackedBytes<Variant>;

@@ -66,7 +66,8 @@ struct ScoreOptions {
   // score_staging.h; panels are Engine::query_panel wide and key_rows rows
   // high.
   const void* bias = nullptr;     // added; -inf masks
-  const void* dropout = nullptr;  // Z: 0 or 1 / (1 - p)
+  const void* dropout = nullptr;  // Z: 0 or 1 / (1 - p); see dropout_bits
+  double dropout_scale = 1.0;     // 1 / (1 - p)
   int64_t staged_key_rows = 0;    // rows of a panel in the staged arrays
 
   bool plain() const {
@@ -153,6 +154,10 @@ struct Engine {
   // P is rounded for the products: the forward pass keeps ForwardBlock's
   // row_weight, so that the weights of V still sum to 1.
   bool rounds_probabilities = false;
+
+  // ScoreOptions::dropout is uint32_t [query panel][key], bit i telling whether
+  // query i of the panel, which is 32 wide, is kept.
+  bool dropout_bits = false;
 
   // Block sizes that suit the caches; multiples of the panels.
   BlockSizes (*backward_blocks)(int64_t head_dim, int64_t value_dim);

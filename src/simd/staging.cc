@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/simd/staging.cc"
@@ -119,57 +120,51 @@ bool VisitKept(const DropoutBlock& dropout, const StagedShape& shape,
 }
 #endif
 
+// A boolean mask as a bias: false is -inf.
+struct StoredMask {
+  using Type = uint8_t;
+};
+template <class D>
+HWY_INLINE hn::Vec<D> LoadWide(D d, StoredMask, const uint8_t* p) {
+  const auto hidden = hn::Neg(hn::Inf(d));
+  if constexpr (sizeof(hn::TFromD<D>) == 4) {
+    const hn::RebindToUnsigned<D> du;
+    const hn::Rebind<uint8_t, D> d8;
+    const auto bytes = hn::PromoteTo(du, hn::LoadU(d8, p));
+    return hn::IfThenElseZero(hn::RebindMask(d, hn::Eq(bytes, hn::Zero(du))),
+                              hidden);
+  } else {
+    HWY_ALIGN hn::TFromD<D> shown[HWY_MAX_BYTES / sizeof(double)];
+    for (size_t i = 0; i < hn::Lanes(d); ++i) shown[i] = p[i] != 0;
+    return hn::IfThenElseZero(hn::Eq(hn::Load(d, shown), hn::Zero(d)), hidden);
+  }
+}
+
 template <typename T>
 struct StagingFunctions {
   using D = hn::ScalableTag<T>;
   using V = hn::Vec<D>;
 
-  // One row of bias, elements [0, count), as T; boolean false is -inf.
-  static HWY_INLINE void ReadRow(const ScoreMatrix& bias, int64_t query,
-                                 int64_t key, int64_t count,
+  // Elements [0, count) of a row of bias, which are key_stride apart, as T.
+  template <class Stored>
+  static HWY_INLINE void ReadRow(Stored tag, const typename Stored::Type* p,
+                                 int64_t key_stride, int64_t count,
                                  T* HWY_RESTRICT out) {
-    constexpr T kMasked = -std::numeric_limits<T>::infinity();
-    const int64_t at = query * bias.query_stride + key * bias.key_stride;
-    if (bias.dtype == DType::kBool) {
-      const auto* p = static_cast<const uint8_t*>(bias.data) + at;
-      if (bias.key_stride == 1) {
-        for (int64_t k = 0; k < count; ++k) {
-          out[k] = p[k] != 0 ? T(0) : kMasked;
-        }
-        return;
-      }
-      for (int64_t k = 0; k < count; ++k) {
-        out[k] = p[k * bias.key_stride] != 0 ? T(0) : kMasked;
-      }
-      return;
-    }
-    WithAnyStored(bias.dtype, [&](auto tag) {
-      using Stored = decltype(tag);
-      using S = typename Stored::Type;
-      const D d;
-      const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-      const S* p = static_cast<const S*>(bias.data) + at;
-      if (bias.key_stride != 1) {
-        HWY_ALIGN S gathered[HWY_MAX_BYTES / 2] = {};
-        for (int64_t k = 0; k < count; k += lanes) {
-          const int64_t some = std::min(lanes, count - k);
-          for (int64_t i = 0; i < some; ++i) {
-            gathered[i] = p[(k + i) * bias.key_stride];
-          }
-          StorePart(d, LoadWide(d, tag, gathered), out + k, some);
-        }
-        return;
-      }
-      int64_t k = 0;
+    using S = typename Stored::Type;
+    const D d;
+    const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+    HWY_ALIGN S some[HWY_MAX_BYTES / 2] = {};
+    int64_t k = 0;
+    if (key_stride == 1) {
       for (; k + lanes <= count; k += lanes) {
         hn::StoreU(LoadWide(d, tag, p + k), d, out + k);
       }
-      if (k < count) {
-        HWY_ALIGN S tail[HWY_MAX_BYTES / 2] = {};
-        memcpy(tail, p + k, static_cast<size_t>(count - k) * sizeof(S));
-        StorePart(d, LoadWide(d, tag, tail), out + k, count - k);
-      }
-    });
+    }
+    for (; k < count; k += lanes) {
+      const int64_t left = std::min(lanes, count - k);
+      for (int64_t i = 0; i < left; ++i) some[i] = p[(k + i) * key_stride];
+      StorePart(d, LoadWide(d, tag, some), out + k, left);
+    }
   }
 
   static HWY_INLINE void StorePart(D d, V v, T* out, int64_t count) {
@@ -179,59 +174,109 @@ struct StagingFunctions {
   }
 
   // Fills the staged block with read(query, first key, count, out), and its
-  // padding with `padding`.
-  template <class Read>
+  // padding with `padding`. Where no padding is in the way, find(query, first
+  // key, keys) may point to rows of T, `stride` apart, instead.
+  template <class Read, class Find>
   static HWY_INLINE void Stage(const StagedShape& shape, T padding, T* staged,
-                               const Read& read) {
+                               int64_t stride, const Read& read,
+                               const Find& find) {
     HWY_ALIGN T rows[kStageQueries * kStageKeys];
     const int64_t group = std::min(kStageQueries, shape.panel);
     for (int64_t q0 = 0; q0 < shape.padded_queries; q0 += group) {
       T* panel = staged + q0 / shape.panel * shape.panel * shape.padded_keys +
                  q0 % shape.panel;
+      const bool whole = q0 + group <= shape.queries;
       for (int64_t k0 = 0; k0 < shape.padded_keys; k0 += kStageKeys) {
         const int64_t keys = std::min(kStageKeys, shape.padded_keys - k0);
         const int64_t real = std::clamp<int64_t>(shape.keys - k0, 0, keys);
+        T* out = panel + k0 * shape.panel;
+        const T* in = whole && real == keys ? find(q0, k0, keys) : nullptr;
+        if (in != nullptr) {
+          Transpose(in, stride, group, keys, out, shape.panel);
+          continue;
+        }
         for (int64_t q = 0; q < group; ++q) {
           T* row = rows + q * kStageKeys;
           const int64_t count = q0 + q < shape.queries ? real : 0;
           if (count > 0) read(q0 + q, k0, count, row);
           std::fill_n(row + count, keys - count, padding);
         }
-        Transpose(rows, kStageKeys, group, keys, panel + k0 * shape.panel,
-                  shape.panel);
+        Transpose(rows, kStageKeys, group, keys, out, shape.panel);
       }
     }
   }
 
-  // Asks for what the same row of the next keys, or of the next group of
-  // queries, will need.
-  static HWY_INLINE void FetchNext(const ScoreMatrix& bias,
-                                   const StagedShape& shape, int64_t query,
-                                   int64_t key) {
-    if (bias.key_stride != 1 || bias.query_stride == 0) return;
-    key += kStageKeys;
-    if (key >= shape.keys) {
-      key = 0;
-      query += kStageQueries;
-    }
-    if (query >= shape.queries) return;
-    const int64_t size = static_cast<int64_t>(SizeOf(bias.dtype));
-    const uint8_t* row = static_cast<const uint8_t*>(bias.data) +
-                         (query * bias.query_stride + key) * size;
-    const int64_t bytes = std::min(kStageKeys, shape.keys - key) * size;
-    for (int64_t i = 0; i < bytes; i += 64) hwy::Prefetch(row + i);
+  template <class Stored>
+  static bool StageBiasAs(Stored tag, const ScoreMatrix& bias,
+                          const StagedShape& shape, T* staged) {
+    using S = typename Stored::Type;
+    constexpr T kMasked = -std::numeric_limits<T>::infinity();
+    constexpr bool kSame = std::is_same_v<S, T>;
+    const auto at = [&](int64_t query, int64_t key) {
+      return static_cast<const S*>(bias.data) + query * bias.query_stride +
+             key * bias.key_stride;
+    };
+    // Asks for what the same row of the next keys, or of the next group of
+    // queries, will need.
+    const auto fetch_next = [&](int64_t query, int64_t key) {
+      if (bias.key_stride != 1 || bias.query_stride == 0) return;
+      key += kStageKeys;
+      if (key >= shape.keys) {
+        key = 0;
+        query += kStageQueries;
+      }
+      if (query >= shape.queries) return;
+      const int64_t count = std::min(kStageKeys, shape.keys - key);
+      const S* row = at(query, key);
+      for (int64_t i = 0; i < count; i += 64 / int64_t{sizeof(S)}) {
+        hwy::Prefetch(row + i);
+      }
+    };
+    bool any = false;
+    const auto look = [&](const T* row, int64_t count) HWY_ATTR {
+      const D d;
+      const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+      int64_t k = 0;
+      for (; !any && k + lanes <= count; k += lanes) {
+        any =
+            !hn::AllTrue(d, hn::Eq(hn::LoadU(d, row + k), hn::Set(d, kMasked)));
+      }
+      for (; !any && k < count; ++k) any = row[k] != kMasked;
+    };
+    Stage(
+        shape, kMasked, staged, bias.query_stride,
+        [&](int64_t query, int64_t key, int64_t count, T* row) HWY_ATTR {
+          fetch_next(query, key);
+          ReadRow(tag, at(query, key), bias.key_stride, count, row);
+          look(row, count);
+        },
+        [&](int64_t query, int64_t key, int64_t keys) HWY_ATTR -> const T* {
+          if constexpr (kSame) {
+            if (bias.key_stride != 1) return nullptr;
+            const int64_t group = std::min(kStageQueries, shape.panel);
+            for (int64_t q = query; q < query + group; ++q) {
+              fetch_next(q, key);
+              look(at(q, key), keys);
+            }
+            return at(query, key);
+          } else {
+            return nullptr;
+          }
+        });
+    return any;
   }
 
   static bool StageBias(const ScoreMatrix& bias, const StagedShape& shape,
                         void* staged) {
-    constexpr T kMasked = -std::numeric_limits<T>::infinity();
     bool any = false;
-    Stage(shape, kMasked, static_cast<T*>(staged),
-          [&](int64_t query, int64_t key, int64_t count, T* row) HWY_ATTR {
-            FetchNext(bias, shape, query, key);
-            ReadRow(bias, query, key, count, row);
-            for (int64_t k = 0; !any && k < count; ++k) any = row[k] != kMasked;
-          });
+    const auto stage = [&](auto tag) HWY_ATTR {
+      any = StageBiasAs(tag, bias, shape, static_cast<T*>(staged));
+    };
+    if (bias.dtype == DType::kBool) {
+      stage(StoredMask());
+    } else {
+      WithAnyStored(bias.dtype, stage);
+    }
     return any;
   }
 
@@ -258,13 +303,15 @@ struct StagingFunctions {
     }
 #endif
     DropoutRow<T> source(dropout);
-    Stage(shape, T(0), static_cast<T*>(staged),
-          [&](int64_t query, int64_t key, int64_t count, T* row) HWY_ATTR {
-            source.Get(dropout.first +
-                           static_cast<uint64_t>(query) * dropout.query_stride +
-                           static_cast<uint64_t>(key),
-                       count, row);
-          });
+    Stage(
+        shape, T(0), static_cast<T*>(staged), 0,
+        [&](int64_t query, int64_t key, int64_t count, T* row) HWY_ATTR {
+          source.Get(dropout.first +
+                         static_cast<uint64_t>(query) * dropout.query_stride +
+                         static_cast<uint64_t>(key),
+                     count, row);
+        },
+        [](int64_t, int64_t, int64_t) -> const T* { return nullptr; });
   }
 
   static void StageDropoutBits(const DropoutBlock& dropout,
@@ -322,6 +369,13 @@ struct StagingFunctions {
       for (int64_t k0 = 0; k0 < shape.keys; k0 += kStageKeys) {
         const int64_t keys = std::min(kStageKeys, shape.keys - k0);
         const int64_t padded = std::min(kStageKeys, shape.padded_keys - k0);
+        if constexpr (std::is_same_v<S, T>) {
+          if (!add && out.key_stride == 1 && queries == group) {
+            Transpose(panel + k0 * shape.panel, shape.panel, keys, group,
+                      data + q0 * out.query_stride + k0, out.query_stride);
+            continue;
+          }
+        }
         Transpose(panel + k0 * shape.panel, shape.panel, padded, group, rows,
                   kStageKeys);
         for (int64_t q = 0; q < queries; ++q) {

@@ -15,6 +15,8 @@ namespace fa2::simd {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+// Of dropout with p = 1/4.
+constexpr double kKeptScale = 4.0 / 3.0;
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 int64_t RoundUp(int64_t n, int64_t unit) {
@@ -132,6 +134,7 @@ struct KeyBlock {
   Tensor k, v;
   std::vector<TileState> tiles;
   Array<T> begin, end, position, bias, dropout, ds;
+  std::vector<uint32_t> dropout_bits;
   std::vector<uint8_t> visible;  // [key][query]
 };
 
@@ -176,6 +179,7 @@ class BlockProblem {
                        padded,
                        Tensor(keys, c_.head_dim, c_.dtype),
                        Tensor(keys, c_.value_dim, c_.dtype),
+                       {},
                        {},
                        {},
                        {},
@@ -270,7 +274,12 @@ class BlockProblem {
     if (c_.dropout) {
       b.dropout.resize(staged);
       for (T& x : b.dropout)
-        x = random_() % 4 == 0 ? T{0} : static_cast<T>(4.0 / 3.0);
+        x = random_() % 4 == 0 ? T{0} : static_cast<T>(kKeptScale);
+      // Panels of 32: element i of `dropout` is bit i % 32 of row i / 32.
+      if (e_.dropout_bits) b.dropout_bits.resize(staged / 32);
+      for (int64_t i = 0; e_.dropout_bits && i < staged; ++i) {
+        if (b.dropout[i] != T{0}) b.dropout_bits[i / 32] |= 1u << i % 32;
+      }
     }
     if (c_.want_ds) b.ds.assign(staged, static_cast<T>(kNan));
   }
@@ -394,7 +403,11 @@ class BlockProblem {
       block.score.query_position = b.position.data();
     }
     if (c_.bias) block.score.bias = b.bias.data();
-    if (c_.dropout) block.score.dropout = b.dropout.data();
+    if (c_.dropout) {
+      block.score.dropout = b.dropout.data();
+      if (e_.dropout_bits) block.score.dropout = b.dropout_bits.data();
+      block.score.dropout_scale = kKeptScale;
+    }
     block.score.staged_key_rows = b.padded;
     block.scratch = scratch.get();
   }
