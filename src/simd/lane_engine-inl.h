@@ -97,6 +97,19 @@ class PanelMap {
   const size_t width_, groups_, panels_;
 };
 
+// What the next product reads, or what follows the block's operand in memory:
+// the next block's. It comes from L3, which holds all of Q, dO and dQ when L2
+// holds a block of them; without being asked for it costs a tenth of the time.
+struct Ahead {
+  const void* data = nullptr;
+  size_t bytes = 0;
+  // Product::next_step of `blocks` register blocks of `steps` steps.
+  size_t Step(size_t blocks, size_t steps) const {
+    const size_t turns = blocks * (steps / kTurn);
+    return data == nullptr || turns == 0 ? 0 : (bytes + turns - 1) / turns;
+  }
+};
+
 // Rows of a product in register blocks. C += A B where A is by rows (kUnitStep)
 // or by columns.
 template <class Op, bool kUnitStep, class D>
@@ -108,6 +121,7 @@ HWY_INLINE void RowBlocks(D d, size_t rows, size_t vectors,
                                     vectors, p);
     p.a += kBlockRows * a_row;
     p.c += kBlockRows * p.c_row;
+    p.next += NextBytes(p);
   }
 }
 
@@ -143,23 +157,28 @@ struct LaneEngine {
   static HWY_INLINE void ScorePanel(D d, const Element* left,
                                     const Element* right, size_t depth,
                                     size_t depth_part, const Range& keys,
-                                    T* HWY_RESTRICT out) {
+                                    const Ahead& ahead, T* HWY_RESTRICT out) {
     const size_t width = PanelWidth(d);
     const size_t steps = Steps<Op>(depth);
     const size_t stride = ScoreStride<Op>(d, depth);
+    const size_t blocks = (keys.end - keys.begin + kBlockRows - 1) / kBlockRows;
+    const size_t next_step = ahead.Step(blocks, steps);
+    const char* next = static_cast<const char*>(ahead.data);
     for (size_t part = 0; part == 0 || part < steps; part += depth_part) {
       const Prod p{left + keys.begin * stride + part,
                    stride,
                    1,
                    0,
                    right + part * width,
-                   width,
                    out + keys.begin * width,
                    width,
                    std::min(depth_part, steps - part),
                    1,
-                   part > 0};
+                   part > 0,
+                   next,
+                   next_step};
       RowBlocks<Op, true>(d, keys.end - keys.begin, kBlockVectors, p);
+      next += blocks * NextBytes(p);
     }
   }
 
@@ -168,7 +187,8 @@ struct LaneEngine {
   static HWY_INLINE void KeyGradient(D d, const Block& block,
                                      const PanelMap& map, const Element* left,
                                      const Element* right, size_t depth,
-                                     bool add, T* HWY_RESTRICT sum) {
+                                     bool add, const Ahead& after,
+                                     T* HWY_RESTRICT sum) {
     const size_t width = PanelWidth(d);
     const size_t steps = width / kPerLane;
     const size_t lanes = hn::Lanes(d);
@@ -179,6 +199,16 @@ struct LaneEngine {
     // L1 while all key rows pass.
     for (size_t c0 = 0; c0 < stride; c0 += width) {
       const size_t panel_width = std::min(width, stride - c0);
+      const Element* panel = right + c0 * (queries / kPerLane);
+      Ahead ahead = after;
+      if (c0 + width < stride) {
+        ahead.data = panel + panel_width * (queries / kPerLane);
+        ahead.bytes = std::min(width, stride - c0 - width) *
+                      (queries / kPerLane) * sizeof(Element);
+      }
+      const size_t next_step =
+          ahead.Step((keys + kBlockRows - 1) / kBlockRows, queries / kPerLane);
+      const char* next = static_cast<const char*>(ahead.data);
       for (size_t row = 0; row < keys; row += kBlockRows) {
         const size_t rows = std::min(kBlockRows, keys - row);
         const Range panels = map.Panels(row, row + rows);
@@ -195,14 +225,15 @@ struct LaneEngine {
                      steps,
                      1,
                      keys * steps,
-                     right + c0 * (queries / kPerLane) +
-                         panels.begin * steps * panel_width,
-                     panel_width,
+                     panel + panels.begin * steps * panel_width,
                      c,
                      stride,
                      steps,
                      panels.end - panels.begin,
-                     add};
+                     add,
+                     next,
+                     next_step};
+        next += NextBytes(p);
         AnyRegisterBlock<Op, true>(d, rows, panel_width / lanes, p);
       }
     }
@@ -213,7 +244,7 @@ struct LaneEngine {
   static HWY_INLINE void QueryPanel(D d, const Element* left,
                                     const Element* right, size_t depth,
                                     const Range& keys, bool add,
-                                    T* HWY_RESTRICT sum) {
+                                    const Ahead& ahead, T* HWY_RESTRICT sum) {
     const size_t width = PanelWidth(d);
     const size_t stride = RowStride(d, depth);
     if (keys.empty()) {
@@ -228,12 +259,14 @@ struct LaneEngine {
                  stride,
                  0,
                  right + first * width,
-                 width,
                  sum,
                  width,
                  (keys.end - keys.begin) / kPerLane,
                  1,
-                 add};
+                 add,
+                 static_cast<const char*>(ahead.data),
+                 ahead.Step((depth + kBlockRows - 1) / kBlockRows,
+                            (keys.end - keys.begin) / kPerLane)};
     RowBlocks<Op, false>(d, depth, kBlockVectors, p);
   }
 
@@ -299,28 +332,51 @@ struct LaneEngine {
       const Range range = map.Keys(panel);
       const size_t column = panel * width;
       if (!range.empty()) {
+        const Element* dout =
+            Packed(block.dout_score) + column * Steps<Op>(value_dim);
         ScorePanel(d, Packed(block.k_score),
                    Packed(block.q_score) + column * Steps<Op>(head_dim),
-                   head_dim, ScoreDepthPart(block), range, scores.s(panel));
-        ScorePanel(d, Packed(block.v_score),
-                   Packed(block.dout_score) + column * Steps<Op>(value_dim),
-                   value_dim, kDepthPart, range, scores.dp(panel));
+                   head_dim, ScoreDepthPart(block), range,
+                   {dout, Steps<Op>(value_dim) * width * sizeof(Element)},
+                   scores.s(panel));
+        ScorePanel(
+            d, Packed(block.v_score), dout, value_dim, kDepthPart, range,
+            {block.dq == nullptr ? nullptr : Ptr(block.dq) + column * head_dim,
+             head_dim * width * sizeof(T)},
+            scores.dp(panel));
       }
       BackwardPassOfPanel(d, block, map, panel, scores);
       if (block.dq != nullptr) {
+        const Ahead ahead =
+            panel + 1 < map.panels()
+                ? Ahead{Packed(block.q_score) +
+                            (column + width) * Steps<Op>(head_dim),
+                        Steps<Op>(head_dim) * width * sizeof(Element)}
+                : Ahead{block.dout_grad, std::min(width, value_dim) *
+                                             Steps<Op>(map.panels() * width) *
+                                             sizeof(Element)};
         QueryPanel(d, Packed(block.k_grad), scores.ds_right(panel), head_dim,
-                   range, block.add_to_dq, Ptr(block.dq) + column * head_dim);
+                   range, block.add_to_dq, ahead,
+                   Ptr(block.dq) + column * head_dim);
       }
     }
     if (block.dv != nullptr) {
       for (size_t term = 0; term < Op::kTerms; ++term) {
         KeyGradient(d, block, map, scores.p(term), Packed(block.dout_grad),
-                    value_dim, block.add_to_dv || term > 0, Ptr(block.dv));
+                    value_dim, block.add_to_dv || term > 0,
+                    {block.q_grad, std::min(width, head_dim) *
+                                       Steps<Op>(map.panels() * width) *
+                                       sizeof(Element)},
+                    Ptr(block.dv));
       }
     }
     if (block.dk != nullptr) {
-      KeyGradient(d, block, map, scores.ds(), Packed(block.q_grad), head_dim,
-                  block.add_to_dk, Ptr(block.dk));
+      KeyGradient(
+          d, block, map, scores.ds(), Packed(block.q_grad), head_dim,
+          block.add_to_dk,
+          {Packed(block.q_score) + map.panels() * width * Steps<Op>(head_dim),
+           width * Steps<Op>(head_dim) * sizeof(Element)},
+          Ptr(block.dk));
     }
   }
 
@@ -355,7 +411,10 @@ struct LaneEngine {
                           : Ptr(block.row_weight) + column;
       ScorePanel(d, Packed(block.k_score),
                  Packed(block.q_score) + column * Steps<Op>(head_dim), head_dim,
-                 ScoreDepthPart(block), keys, s);
+                 ScoreDepthPart(block), keys,
+                 {block.v_grad, Steps<Op>(static_cast<size_t>(block.keys)) *
+                                    RowStride(d, value_dim) * sizeof(Element)},
+                 s);
       std::copy_n(row_max, width, old_max);
       for (size_t begin = keys.begin; begin < keys.end; begin += kTileKeys) {
         area.key_begin = begin;
@@ -407,7 +466,12 @@ struct LaneEngine {
       }
       for (size_t term = 0; term < Op::kTerms; ++term) {
         QueryPanel(d, Packed(block.v_grad), scores.p(term), value_dim, keys,
-                   !block.first || term > 0, out);
+                   !block.first || term > 0,
+                   {Packed(block.k_score) + static_cast<size_t>(block.keys) *
+                                                ScoreStride<Op>(d, head_dim),
+                    static_cast<size_t>(block.keys) *
+                        ScoreStride<Op>(d, head_dim) * sizeof(Element)},
+                   out);
       }
     }
   }

@@ -62,27 +62,54 @@ struct MultiplyAdd {
   }
 };
 
+// Steps of a sum that one turn of its loop takes: few branches, and room in
+// registers for the addresses.
+inline constexpr size_t kTurn = 4;
+
 // Strides in elements. Sums run over `segments` runs of `steps` steps each, so
-// that A may lie in panels; B continues from one run to the next.
+// that A may lie in panels; B continues from one run to the next, each of its
+// rows as wide as the block.
 template <typename Element, typename Sum>
 struct Product {
   const Element* a;
   size_t a_row, a_step, a_segment;
   const Element* b;
-  size_t b_step;
   Sum* c;
   size_t c_row;
   size_t steps, segments;
   bool add;
+  // What is read after this product, asked for into L2 meanwhile: a turn asks
+  // for `next_step` bytes, from `next` on.
+  const char* next = nullptr;
+  size_t next_step = 0;
 };
 
-#if HWY_COMPILER_CLANG
-#define FA2_UNROLL_4 _Pragma("clang loop unroll_count(4)")
-#elif HWY_COMPILER_GCC
-#define FA2_UNROLL_4 _Pragma("GCC unroll 4")
+// What one register block asks for.
+template <typename Element, typename Sum>
+HWY_INLINE size_t NextBytes(const Product<Element, Sum>& p) {
+  return p.segments * (p.steps / kTurn) * p.next_step;
+}
+
+// Into L2, past L1, which the operands in use fill.
+HWY_INLINE void PrefetchL2(const void* p) {
+#if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
+  __builtin_prefetch(p, 0, 2);
 #else
-#define FA2_UNROLL_4
+  hwy::Prefetch(p);
 #endif
+}
+
+// The sum is in a register here, by now. Without this GCC 12 reorders the
+// multiply-adds of a few steps until it runs out of registers.
+template <class V>
+HWY_INLINE void Settle(V& sum) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2 && \
+    (HWY_COMPILER_GCC || HWY_COMPILER_CLANG)
+  asm volatile("" : "+v"(sum.raw));
+#else
+  (void)sum;
+#endif
+}
 
 // The same pointer, of which the compiler knows nothing.
 template <typename Sum>
@@ -118,50 +145,78 @@ HWY_NOINLINE void RegisterBlock(
     for (size_t j = 0; j < kVectors; ++j) hwy::Prefetch(ahead + j * lanes);
   }
 
-  constexpr size_t kLine = 64 / sizeof(Element);
   const size_t a_row = kUnitStep ? product.a_row : 1;
   const size_t a_step = kUnitStep ? 1 : product.a_step;
-  const size_t b_step = product.b_step;
+  const size_t b_step = kVectors * lanes;
   const Element* HWY_RESTRICT b = product.b;
+  const size_t next_step = product.next_step;
+  const size_t next_half = next_step / 2;
+  const char* next =
+      next_step == 0 ? reinterpret_cast<const char*>(product.b) : product.next;
+#define FA2_SUM(c, b)               \
+  {                                 \
+    c = Op::Accumulate(left, b, c); \
+    Settle(c);                      \
+  }
+#define FA2_ROW(i)                                                       \
+  if constexpr (kRows > i) {                                             \
+    const auto left =                                                    \
+        Op::Left(d, (i < 3 ? a : a3) + (i % 3) * a_row + step * a_step); \
+    FA2_SUM(c##i##0, b0)                                                 \
+    if constexpr (kVectors > 1) FA2_SUM(c##i##1, b1)                     \
+    if constexpr (kVectors > 2) FA2_SUM(c##i##2, b2)                     \
+    if constexpr (kVectors > 3) FA2_SUM(c##i##3, b3)                     \
+  }
+#define FA2_STEP(s)                                                   \
+  {                                                                   \
+    constexpr size_t step = s;                                        \
+    const Element* HWY_RESTRICT right = b + step * b_step;            \
+    const auto b0 = Op::Right(d, right);                              \
+    auto b1 = b0, b2 = b0, b3 = b0;                                   \
+    if constexpr (kVectors > 1) b1 = Op::Right(d, right + lanes);     \
+    if constexpr (kVectors > 2) b2 = Op::Right(d, right + 2 * lanes); \
+    if constexpr (kVectors > 3) b3 = Op::Right(d, right + 3 * lanes); \
+    FA2_ROW(0)                                                        \
+    FA2_ROW(1)                                                        \
+    FA2_ROW(2)                                                        \
+    FA2_ROW(3)                                                        \
+    FA2_ROW(4)                                                        \
+    FA2_ROW(5)                                                        \
+  }
   for (size_t segment = 0; segment < product.segments; ++segment) {
     const Element* HWY_RESTRICT a = product.a + segment * product.a_segment;
-    // Four steps a turn: the branch predictor then follows a block's 32 turns
-    // to their end, and the front end has fewer branches to take.
-    for (size_t step = 0; step < product.steps;) {
-      const size_t end = HWY_MIN(product.steps, step + kLine);
+    const Element* HWY_RESTRICT a3 = a + 3 * a_row;
+    size_t done = 0;
+    for (; done + kTurn <= product.steps; done += kTurn) {
       if constexpr (kUnitStep) {
         // A line of each of the rows that the next block starts with.
-        for (size_t i = 0; i < kRows; ++i) {
-          hwy::Prefetch(a + (kRows + i) * a_row);
+        if (done % (64 / sizeof(Element)) == 0) {
+          for (size_t i = 0; i < kRows; ++i) {
+            hwy::Prefetch(a + (kRows + i) * a_row);
+          }
         }
       }
-      FA2_UNROLL_4
-      for (; step < end; ++step) {
-        const auto b0 = Op::Right(d, b);
-        auto b1 = b0, b2 = b0, b3 = b0;
-        if constexpr (kVectors > 1) b1 = Op::Right(d, b + lanes);
-        if constexpr (kVectors > 2) b2 = Op::Right(d, b + 2 * lanes);
-        if constexpr (kVectors > 3) b3 = Op::Right(d, b + 3 * lanes);
-#define FA2_ROW(i)                                                           \
-  if constexpr (kRows > i) {                                                 \
-    const auto left = Op::Left(d, a + i * a_row);                            \
-    c##i##0 = Op::Accumulate(left, b0, c##i##0);                             \
-    if constexpr (kVectors > 1) c##i##1 = Op::Accumulate(left, b1, c##i##1); \
-    if constexpr (kVectors > 2) c##i##2 = Op::Accumulate(left, b2, c##i##2); \
-    if constexpr (kVectors > 3) c##i##3 = Op::Accumulate(left, b3, c##i##3); \
-  }
-        FA2_ROW(0)
-        FA2_ROW(1)
-        FA2_ROW(2)
-        FA2_ROW(3)
-        FA2_ROW(4)
-        FA2_ROW(5)
-#undef FA2_ROW
-        a += a_step;
-        b += b_step;
-      }
+      PrefetchL2(next);
+      PrefetchL2(next + next_half);
+      next += next_step;
+      FA2_STEP(0)
+      FA2_STEP(1)
+      FA2_STEP(2)
+      FA2_STEP(3)
+      a += kTurn * a_step;
+      a3 += kTurn * a_step;
+      b += kTurn * b_step;
+    }
+    for (; done < product.steps; ++done) {
+      FA2_STEP(0)
+      a += a_step;
+      a3 += a_step;
+      b += b_step;
     }
   }
+#undef FA2_SUM
+#undef FA2_STEP
+#undef FA2_ROW
 
   // The compiler must not keep the addresses of 24 vectors from the prefetches
   // to here: it would spill them around the loop.
