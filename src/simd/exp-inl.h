@@ -86,6 +86,33 @@ HWY_INLINE V Exp2(D d, V x) {
   return hn::IfThenElse(hn::Gt(x, hn::Set(d, kHighest)), hn::Inf(d), low);
 }
 
+template <typename T>
+inline constexpr T kLog2E = T(1.44269504088896340735992468100189214);
+
+// e^x, with Exp2's range and exceptions.
+template <class D, class V>
+HWY_INLINE V Exp(D d, V x) {
+  using T = hn::TFromD<D>;
+  const V log2e = hn::Set(d, kLog2E<T>);
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
+  if constexpr (sizeof(T) == 4 && hn::MaxLanes(d) == 16) {
+    // 13 instructions instead of 18. Adding 1.5 * 2^23 rounds to a whole number
+    // in the last place; the remainder of x log2(e) is rounded only once.
+    // Lanes that vscalefps leaves out cost nothing, subnormal or not, and what
+    // is above the range it makes +inf; a NaN is neither.
+    const V held = V{_mm512_min_ps(_mm512_set1_ps(128.0f), x.raw)};
+    const V magic = hn::Set(d, T(12582912));
+    const V n = hn::Sub(hn::MulAdd(held, log2e, magic), magic);
+    const V p = Exp2Fraction(d, hn::MulSub(held, log2e, n));
+    // -100 ln 2.
+    const __mmask16 kept =
+        _mm512_cmp_ps_mask(held.raw, _mm512_set1_ps(-69.3147181f), _CMP_NLT_UQ);
+    return V{_mm512_maskz_scalef_ps(kept, p.raw, n.raw)};
+  }
+#endif
+  return Exp2(d, hn::Mul(x, log2e));
+}
+
 // tanh(x). Near 0 f32 takes an odd polynomial (relative error 4e-9), since
 // 1 - 2 / (e^2x + 1) alone would lose the leading digits there; double keeps
 // an absolute error of 1e-16, far below what a score in double needs.

@@ -109,9 +109,6 @@ HWY_INLINE hn::Mask<D> VisibleLanes(D d,
                  hn::Lt(k, hn::Load(d, options.visible_end + col)));
 }
 
-template <typename T>
-inline constexpr T kLog2E = T(1.44269504088896340735992468100189214);
-
 // Backward: S becomes P (dropout applied) in `s`, dP becomes dS (before the
 // scale of Q and K) in `dp`. `s` and `dp` are rows 0 of the panel. Masked
 // elements become 0 by selection after the arithmetic, so a NaN in a key that
@@ -128,7 +125,6 @@ void BackwardPass(D d, const PanelOptions<hn::TFromD<D>>& options,
   const size_t lanes = hn::Lanes(d);
   const V scale = hn::Set(d, options.scale);
   const V scale_low = hn::Set(d, options.scale_low);
-  const V log2e = hn::Set(d, kLog2E<T>);
   V alibi_sum = hn::Zero(d);
   for (size_t key = area.key_begin; key < area.key_end; ++key) {
     for (size_t col = 0; col < area.width; col += lanes) {
@@ -141,7 +137,7 @@ void BackwardPass(D d, const PanelOptions<hn::TFromD<D>>& options,
         // (S scale - lse) rounds once before log2(e) magnifies: with lse of
         // 1e4 the other order would cost four digits.
         const V low = hn::MulSub(score, scale_low, row_lse);
-        V p = Exp2(d, hn::Mul(hn::MulAdd(score, scale, low), log2e));
+        V p = Exp(d, hn::MulAdd(score, scale, low));
         V ds = hn::Mul(p, hn::Sub(grad, row_delta));
         if constexpr (kMasked) {
           const auto visible = VisibleLanes(d, options, key, col);
@@ -156,7 +152,7 @@ void BackwardPass(D d, const PanelOptions<hn::TFromD<D>>& options,
             kMasked ? VisibleLanes(d, options, key, col) : AllLanes(d);
         GeneralScore(d, options, key, col, area.width, score, slope, distance,
                      visible);
-        V p = Exp2(d, hn::Mul(hn::Sub(score, row_lse), log2e));
+        V p = Exp(d, hn::Sub(score, row_lse));
         p = hn::IfThenElseZero(visible, p);
         V dropped = p;
         if (options.dropout != nullptr) {
@@ -192,8 +188,7 @@ void ForwardMaxPass(D d, const PanelOptions<hn::TFromD<D>>& options,
   const size_t lanes = hn::Lanes(d);
   const V hidden = hn::Neg(hn::Inf(d));
   for (size_t col = 0; col < area.width; col += lanes) {
-    V greatest = hidden;
-    for (size_t key = area.key_begin; key < area.key_end; ++key) {
+    const auto score_of = [&](size_t key) HWY_ATTR {
       const size_t at = key * area.width + col;
       V score = hn::Load(d, s + at);
       if constexpr (kGeneral || kMasked) {
@@ -207,8 +202,18 @@ void ForwardMaxPass(D d, const PanelOptions<hn::TFromD<D>>& options,
         score = hn::IfThenElse(visible, score, hidden);
         hn::Store(score, d, s + at);
       }
-      greatest = hn::Max(greatest, score);
+      return score;
+    };
+    // Two chains: a maximum takes four cycles.
+    V greatest = hidden;
+    V other = hidden;
+    size_t key = area.key_begin;
+    for (; key + 2 <= area.key_end; key += 2) {
+      greatest = hn::Max(greatest, score_of(key));
+      other = hn::Max(other, score_of(key + 1));
     }
+    if (key < area.key_end) greatest = hn::Max(greatest, score_of(key));
+    greatest = hn::Max(greatest, other);
     if constexpr (!kGeneral) {
       greatest = hn::Mul(greatest, hn::Set(d, options.scale));
     }
@@ -230,7 +235,6 @@ void ForwardExpPass(D d, const PanelOptions<hn::TFromD<D>>& options,
   const V scale = hn::Set(d, options.scale);
   const V scale_low = hn::Set(d, options.scale_low);
   const V lowest = hn::Set(d, hwy::LowestValue<T>());
-  const V log2e = hn::Set(d, kLog2E<T>);
   for (size_t col = 0; col < area.width; col += lanes) {
     const V max = hn::Load(d, row_max + col);
     // A column that has seen no key: exp(-inf - 0) is 0, exp(-inf + inf) NaN.
@@ -246,7 +250,7 @@ void ForwardExpPass(D d, const PanelOptions<hn::TFromD<D>>& options,
         shifted =
             hn::MulAdd(score, scale, hn::MulSub(finite, scale_low, shift));
       }
-      V p = Exp2(d, hn::Mul(shifted, log2e));
+      V p = Exp(d, shifted);
       sum = hn::Add(sum, p);
       if (options.dropout != nullptr) {
         p = hn::Mul(p, hn::Load(d, options.dropout + at));
@@ -275,8 +279,7 @@ bool ForwardRescale(D d, size_t width,
     const auto same = hn::Eq(before, after);
     changed |= !hn::AllTrue(d, same);
     const V shift = hn::IfThenZeroElse(hn::Eq(after, hidden), after);
-    const V scaled =
-        Exp2(d, hn::Mul(hn::Sub(before, shift), hn::Set(d, kLog2E<T>)));
+    const V scaled = Exp(d, hn::Sub(before, shift));
     const V f = hn::IfThenElse(same, hn::Set(d, T(1)), scaled);
     hn::Store(f, d, factor + col);
     hn::Store(hn::Mul(f, hn::Load(d, row_sum + col)), d, row_sum + col);
