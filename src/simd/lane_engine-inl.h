@@ -175,6 +175,7 @@ struct LaneEngine {
                    std::min(depth_part, steps - part),
                    1,
                    part > 0,
+                   nullptr,
                    next,
                    next_step};
       RowBlocks<Op, true>(d, keys.end - keys.begin, kBlockVectors, p);
@@ -231,6 +232,7 @@ struct LaneEngine {
                      steps,
                      panels.end - panels.begin,
                      add,
+                     nullptr,
                      next,
                      next_step};
         next += NextBytes(p);
@@ -239,12 +241,13 @@ struct LaneEngine {
     }
   }
 
-  // One panel of dQ^T += K^T dS^T or O^T += V^T P^T: `left` kGradLeft, `right`
-  // [Steps(key)][W], `sum` [depth][W].
+  // One panel of dQ^T += K^T dS^T or O^T = factor O^T + V^T P^T: `left`
+  // kGradLeft, `right` [Steps(key)][W], `sum` [depth][W], `factor` [W].
   static HWY_INLINE void QueryPanel(D d, const Element* left,
                                     const Element* right, size_t depth,
                                     const Range& keys, bool add,
-                                    const Ahead& ahead, T* HWY_RESTRICT sum) {
+                                    const T* factor, const Ahead& ahead,
+                                    T* HWY_RESTRICT sum) {
     const size_t width = PanelWidth(d);
     const size_t stride = RowStride(d, depth);
     if (keys.empty()) {
@@ -264,6 +267,7 @@ struct LaneEngine {
                  (keys.end - keys.begin) / kPerLane,
                  1,
                  add,
+                 factor,
                  static_cast<const char*>(ahead.data),
                  ahead.Step((depth + kBlockRows - 1) / kBlockRows,
                             (keys.end - keys.begin) / kPerLane)};
@@ -356,7 +360,7 @@ struct LaneEngine {
                                              Steps<Op>(map.panels() * width) *
                                              sizeof(Element)};
         QueryPanel(d, Packed(block.k_grad), scores.ds_right(panel), head_dim,
-                   range, block.add_to_dq, ahead,
+                   range, block.add_to_dq, nullptr, ahead,
                    Ptr(block.dq) + column * head_dim);
       }
     }
@@ -435,17 +439,13 @@ struct LaneEngine {
           ForwardMaxPass<false, false>(d, options, area, s, row_max);
         }
       }
-      if (ForwardRescale(d, width, old_max, row_max, row_sum, factor) &&
-          !block.first) {
-        const auto rescale = [&](T* row) {
-          for (size_t col = 0; col < width; col += hn::Lanes(d)) {
-            hn::Store(
-                hn::Mul(hn::Load(d, row + col), hn::Load(d, factor + col)), d,
-                row + col);
-          }
-        };
-        for (size_t i = 0; i < value_dim; ++i) rescale(out + i * width);
-        if (row_weight != nullptr) rescale(row_weight);
+      ForwardRescale(d, width, old_max, row_max, row_sum, factor);
+      if (row_weight != nullptr) {
+        for (size_t col = 0; col < width; col += hn::Lanes(d)) {
+          hn::Store(
+              hn::Mul(hn::Load(d, row_weight + col), hn::Load(d, factor + col)),
+              d, row_weight + col);
+        }
       }
       area.key_begin = keys.begin;
       area.key_end = keys.end;
@@ -466,7 +466,7 @@ struct LaneEngine {
       }
       for (size_t term = 0; term < Op::kTerms; ++term) {
         QueryPanel(d, Packed(block.v_grad), scores.p(term), value_dim, keys,
-                   !block.first || term > 0,
+                   !block.first || term > 0, term > 0 ? nullptr : factor,
                    {Packed(block.k_score) + static_cast<size_t>(block.keys) *
                                                 ScoreStride<Op>(d, head_dim),
                     static_cast<size_t>(block.keys) *
@@ -536,12 +536,12 @@ struct LaneEngine {
                               int64_t depth, int64_t first, int64_t count,
                               void* rows, int64_t row_stride) {
     const int64_t width = static_cast<int64_t>(PanelWidth(D()));
-    for (int64_t r = 0; r < count; ++r) {
-      const int64_t row = first + r;
-      const T* in =
-          Ptr(accumulator) + row / width * width * depth + row % width;
-      T* out = Ptr(rows) + r * row_stride;
-      for (int64_t i = 0; i < depth; ++i) out[i] = in[i * width];
+    for (int64_t r = 0; r < count;) {
+      const int64_t column = (first + r) % width;
+      const int64_t columns = std::min(count - r, width - column);
+      Transpose(Ptr(accumulator) + (first + r - column) * depth + column, width,
+                depth, columns, Ptr(rows) + r * row_stride, row_stride);
+      r += columns;
     }
   }
 

@@ -22,6 +22,7 @@
 #include "src/simd/engine.h"
 #include "src/simd/load-inl.h"
 #include "src/simd/register_block-inl.h"
+#include "src/simd/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd {
@@ -82,22 +83,6 @@ HWY_INLINE bool WidenRow(D d, Stored tag, const typename Stored::Type* row,
     hn::StoreU(x, d, out + i);
   }
   return hn::AllTrue(d, hn::Eq(bad, hn::Set(d, T(0))));
-}
-
-// [rows][stride] -> [columns][width]: one panel of kScoreRight.
-template <typename T>
-HWY_INLINE void TransposePanel(const T* HWY_RESTRICT rows, size_t stride,
-                               size_t columns, size_t width,
-                               T* HWY_RESTRICT out) {
-  // 8 columns at a time keep the reads of a cache line together.
-  constexpr size_t kColumns = 8;
-  for (size_t c0 = 0; c0 < columns; c0 += kColumns) {
-    const size_t count = std::min(kColumns, columns - c0);
-    for (size_t r = 0; r < width; ++r) {
-      const T* HWY_RESTRICT in = rows + r * stride + c0;
-      for (size_t c = 0; c < count; ++c) out[(c0 + c) * width + r] = in[c];
-    }
-  }
 }
 
 // Rows of an operand into lanes; this one is for one element a lane. Both write
@@ -210,8 +195,9 @@ HWY_INLINE bool PackRows(D d, Stored tag, Role role, const Rows& source,
           std::fill_n(out, strip_columns, Element(0));
         }
       }
-      TransposePanel(strip, strip_columns, columns, width,
-                     packed + r0 * steps + c0 * width);
+      Transpose(strip, static_cast<int64_t>(strip_columns),
+                static_cast<int64_t>(width), static_cast<int64_t>(columns),
+                packed + r0 * steps + c0 * width, static_cast<int64_t>(width));
     }
   }
   return finite;

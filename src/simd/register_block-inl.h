@@ -78,6 +78,8 @@ struct Product {
   size_t c_row;
   size_t steps, segments;
   bool add;
+  // With `add`: C's columns times these, + A B. nullptr for ones.
+  const Sum* c_factor = nullptr;
   // What is read after this product, asked for into L2 meanwhile: a turn asks
   // for `next_step` bytes, from `next` on.
   const char* next = nullptr;
@@ -224,13 +226,30 @@ HWY_NOINLINE void RegisterBlock(
 #define FA2_ADD(i, j)         \
   if constexpr (kVectors > j) \
     c##i##j = hn::Add(hn::Load(d, c + j * lanes), c##i##j);
+#define FA2_SCALE_ADD(i, j)   \
+  if constexpr (kVectors > j) \
+    c##i##j = hn::MulAdd(f##j, hn::Load(d, c + j * lanes), c##i##j);
 #define FA2_STORE(i, j) \
   if constexpr (kVectors > j) hn::Store(c##i##j, d, c + j * lanes);
 #define FA2_EACH(f, i)                          \
   if constexpr (kRows > i) {                    \
     f(i, 0) f(i, 1) f(i, 2) f(i, 3) c += c_row; \
   }
-  if (product.add) {
+  if (product.add && product.c_factor != nullptr) {
+    const Sum* HWY_RESTRICT f = product.c_factor;
+    const V f0 = hn::Load(d, f);
+    V f1 = f0, f2 = f0, f3 = f0;
+    if constexpr (kVectors > 1) f1 = hn::Load(d, f + lanes);
+    if constexpr (kVectors > 2) f2 = hn::Load(d, f + 2 * lanes);
+    if constexpr (kVectors > 3) f3 = hn::Load(d, f + 3 * lanes);
+    FA2_EACH(FA2_SCALE_ADD, 0)
+    FA2_EACH(FA2_SCALE_ADD, 1)
+    FA2_EACH(FA2_SCALE_ADD, 2)
+    FA2_EACH(FA2_SCALE_ADD, 3)
+    FA2_EACH(FA2_SCALE_ADD, 4)
+    FA2_EACH(FA2_SCALE_ADD, 5)
+    c = Opaque(product.c);
+  } else if (product.add) {
     FA2_EACH(FA2_ADD, 0)
     FA2_EACH(FA2_ADD, 1)
     FA2_EACH(FA2_ADD, 2)
@@ -246,6 +265,7 @@ HWY_NOINLINE void RegisterBlock(
   FA2_EACH(FA2_STORE, 4)
   FA2_EACH(FA2_STORE, 5)
 #undef FA2_EACH
+#undef FA2_SCALE_ADD
 #undef FA2_ADD
 #undef FA2_STORE
 }

@@ -120,7 +120,6 @@ void BackwardPass(D d, const PanelOptions<hn::TFromD<D>>& options,
                   hn::TFromD<D>* HWY_RESTRICT s, hn::TFromD<D>* HWY_RESTRICT dp,
                   hn::TFromD<D>* HWY_RESTRICT ds_out,
                   double* HWY_RESTRICT alibi_gradient) {
-  using T = hn::TFromD<D>;
   using V = hn::Vec<D>;
   const size_t lanes = hn::Lanes(d);
   const V scale = hn::Set(d, options.scale);
@@ -262,9 +261,9 @@ void ForwardExpPass(D d, const PanelOptions<hn::TFromD<D>>& options,
 }
 
 // exp(old maximum - new maximum), by which what was summed so far shrinks.
-// Rescales row_sum; returns false when every factor is 1.
+// Rescales row_sum.
 template <class D>
-bool ForwardRescale(D d, size_t width,
+void ForwardRescale(D d, size_t width,
                     const hn::TFromD<D>* HWY_RESTRICT old_max,
                     const hn::TFromD<D>* HWY_RESTRICT new_max,
                     hn::TFromD<D>* HWY_RESTRICT row_sum,
@@ -272,19 +271,16 @@ bool ForwardRescale(D d, size_t width,
   using T = hn::TFromD<D>;
   using V = hn::Vec<D>;
   const V hidden = hn::Neg(hn::Inf(d));
-  bool changed = false;
   for (size_t col = 0; col < width; col += hn::Lanes(d)) {
     const V before = hn::Load(d, old_max + col);
     const V after = hn::Load(d, new_max + col);
     const auto same = hn::Eq(before, after);
-    changed |= !hn::AllTrue(d, same);
     const V shift = hn::IfThenZeroElse(hn::Eq(after, hidden), after);
     const V scaled = Exp(d, hn::Sub(before, shift));
     const V f = hn::IfThenElse(same, hn::Set(d, T(1)), scaled);
     hn::Store(f, d, factor + col);
     hn::Store(hn::Mul(f, hn::Load(d, row_sum + col)), d, row_sum + col);
   }
-  return changed;
 }
 
 }  // namespace HWY_NAMESPACE

@@ -1,4 +1,4 @@
-// Transposition of squares of f32 as wide as a vector.
+// Transposition, 32-bit lanes by squares as wide as a vector.
 
 // Per-target include guard.
 #if defined(FA2_SRC_SIMD_TRANSPOSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -97,8 +97,9 @@ HWY_INLINE void Transpose(const T* HWY_RESTRICT in, int64_t stride,
     whole_columns = columns / kSquare * kSquare;
     for (int64_t r = 0; r < whole_rows; r += kSquare) {
       for (int64_t c = 0; c < whole_columns; c += kSquare) {
-        TransposeSquare(in + r * stride + c, stride, out + c * out_stride + r,
-                        out_stride);
+        TransposeSquare(
+            reinterpret_cast<const float*>(in + r * stride + c), stride,
+            reinterpret_cast<float*>(out + c * out_stride + r), out_stride);
       }
     }
   }
