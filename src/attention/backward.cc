@@ -92,7 +92,7 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
 BackwardRun::Worker::Worker(const BackwardRun& run, Carver* carver)
     : scores(run.problem_, run.engine_, run.staging_, run.bias_tiles_,
              run.plan_.blocks, run.block_dbias().given(),
-             run.args_.dalibi_slopes.given(), carver),
+             run.args_.dalibi_slopes.given(), true, carver),
       rows(run.problem_, run.engine_, run.row_kernels_,
            std::max(run.plan_.blocks.keys, run.plan_.blocks.queries), carver),
       bias(run.block_dbias(), run.args_.accumulate_dbias, run.problem_,
@@ -288,8 +288,15 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardItem& item,
   place.padded_queries = s.queries.Padded(place.queries);
   place.padded_keys = s.keys.Padded(place.keys);
 
+  // No other block adds to its elements of dbias.
+  const bool alone =
+      item.sequence_end - item.sequence_begin == 1 &&
+      (!SharesHeads(args_.dbias) ||
+       (item.head_end - item.head_begin) * problem_.group() == 1);
   simd::BackwardBlock block;
   const bool visible = worker->scores.Prepare(place, &block);
+  const bool streams =
+      visible && alone && worker->bias.wanted() && worker->bias.can_stream();
   if (visible) {
     const QueryOperand q = Queries(sequence, head, query_block);
     const KeyOperand k = Keys(sequence, kv_head, key_block);
@@ -335,7 +342,11 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardItem& item,
     block.add_to_dk = block.add_to_dv = *key_touched != 0;
     *key_touched = 1;
     const bool sum_keys = SharesKeys(args_.dbias, problem_);
-    if (worker->bias.wanted()) block.ds = worker->bias.Target();
+    if (streams) {
+      block.ds_stream = worker->bias.Stream(place);
+    } else if (worker->bias.wanted()) {
+      block.ds = worker->bias.Target();
+    }
     if (sum_keys) block.ds = worker->key_sums_ds;
     if (args_.dalibi_slopes.given()) {
       block.alibi_gradient = dalibi_terms_ + head * plan_.parts + s.part +
@@ -349,7 +360,7 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardItem& item,
                         bias_row_sums_ + static_cast<size_t>(row) * element());
     }
   }
-  if (worker->bias.wanted()) {
+  if (worker->bias.wanted() && !streams) {
     const simd::StagedShape shape = worker->scores.Shape(place);
     worker->bias.Collect(shape, !visible);
     const bool last_sequence = sequence + 1 == item.sequence_end;

@@ -57,15 +57,31 @@ void BiasGradient::Collect(const simd::StagedShape& shape, bool hidden) {
   empty_ = false;
 }
 
+simd::ScoreMatrix BiasGradient::MatrixOf(const BlockPlace& place) const {
+  const int64_t batch = problem_.sequences[place.sequence].batch;
+  simd::ScoreMatrix out;
+  out.data = At(dbias_, dbias_.sizes[0] == 1 ? 0 : batch,
+                dbias_.sizes[1] == 1 ? 0 : place.head, place.queries.begin,
+                place.keys.begin);
+  out.dtype = dbias_.dtype;
+  out.query_stride = dbias_.strides[2];
+  out.key_stride = dbias_.strides[3];
+  return out;
+}
+
+simd::ScoreStream BiasGradient::Stream(const BlockPlace& place) const {
+  return {&staging_, MatrixOf(place), place.queries.size(), place.keys.size(),
+          add_};
+}
+
 void BiasGradient::Finish(const BlockPlace& place,
                           const simd::StagedShape& shape) {
   const size_t element = SizeOf(engine_.accumulator);
-  const int64_t batch = problem_.sequences[place.sequence].batch;
-  const int64_t b = dbias_.sizes[0] == 1 ? 0 : batch;
-  const int64_t h = dbias_.sizes[1] == 1 ? 0 : place.head;
   if (rows_.bytes != 0) {
     if (!empty_) {
-      const int64_t row = b * dbias_.sizes[1] + h;
+      const int64_t batch = problem_.sequences[place.sequence].batch;
+      const int64_t row = (dbias_.sizes[0] == 1 ? 0 : batch) * dbias_.sizes[1] +
+                          (dbias_.sizes[1] == 1 ? 0 : place.head);
       staging_.sum_queries(
           sum_, shape,
           rows_.data +
@@ -80,12 +96,7 @@ void BiasGradient::Finish(const BlockPlace& place,
     memset(sum_, 0, static_cast<size_t>(shape.elements()) * element);
   }
   empty_ = true;
-  simd::ScoreMatrix out;
-  out.data = At(dbias_, b, h, place.queries.begin, place.keys.begin);
-  out.dtype = dbias_.dtype;
-  out.query_stride = dbias_.strides[2];
-  out.key_stride = dbias_.strides[3];
-  staging_.unstage(sum_, shape, add_, out);
+  staging_.unstage(sum_, shape, add_, MatrixOf(place));
 }
 
 }  // namespace fa2::attention

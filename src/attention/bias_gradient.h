@@ -66,10 +66,16 @@ class BiasGradient {
   void* Target() const { return empty_ ? sum_ : term_; }
   void Collect(const simd::StagedShape& shape, bool hidden);
 
+  // Or where it shall put them itself, if the block alone adds to them.
+  simd::ScoreStream Stream(const BlockPlace& place) const;
+  bool can_stream() const { return engine_.streams_scores && rows_.bytes == 0; }
+
   // All that share the plane have been collected.
   void Finish(const BlockPlace& place, const simd::StagedShape& shape);
 
  private:
+  simd::ScoreMatrix MatrixOf(const BlockPlace& place) const;
+
   TensorView dbias_;
   bool add_;
   const Problem& problem_;

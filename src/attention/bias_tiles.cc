@@ -53,6 +53,19 @@ Seen ScanBytes(const char* bytes) {
 
 }  // namespace
 
+bool AnyVisible(const simd::ScoreMatrix& bias, const simd::StagedShape& shape) {
+  const int64_t size = static_cast<int64_t>(SizeOf(bias.dtype));
+  for (int64_t q = 0; q < shape.queries; ++q) {
+    const char* element =
+        static_cast<const char*>(bias.data) + q * bias.query_stride * size;
+    for (int64_t k = 0; k < shape.keys; ++k) {
+      if (!Masks(element, bias.dtype)) return true;
+      element += bias.key_stride * size;
+    }
+  }
+  return false;
+}
+
 BiasTiles::BiasTiles(const Problem& problem, Carver* carver)
     : problem_(problem) {
   const ConstTensorView& bias = problem.options.bias;

@@ -9,9 +9,13 @@
 #include "src/attention/problem.h"
 #include "src/attention/scratch.h"
 #include "src/simd/engine.h"
+#include "src/simd/staging.h"
 #include "src/threading/parallel.h"
 
 namespace fa2::attention {
+
+// Whether any element of the block is visible.
+bool AnyVisible(const simd::ScoreMatrix& bias, const simd::StagedShape& shape);
 
 class BiasTiles {
  public:

@@ -14,14 +14,15 @@ BlockScores::BlockScores(const Problem& problem, const simd::Engine& engine,
                          const BiasTiles& bias_tiles,
                          const simd::BlockSizes& largest,
                          bool want_bias_gradient, bool want_alibi_gradient,
-                         Carver* carver)
+                         bool backward, Carver* carver)
     : problem_(problem),
       engine_(engine),
       staging_(staging),
       bias_tiles_(bias_tiles),
       positions_(problem.options.alibi_slopes.given() || want_alibi_gradient),
       tile_stride_(CeilDiv(largest.queries, simd::kTileQueries) + 1),
-      want_bias_gradient_(want_bias_gradient) {
+      want_bias_gradient_(want_bias_gradient),
+      stream_dropout_(backward && engine.streams_scores) {
   const size_t element = SizeOf(engine.accumulator);
   const size_t queries = static_cast<size_t>(largest.queries);
   const size_t scores = queries * static_cast<size_t>(largest.keys) * element;
@@ -30,7 +31,9 @@ BlockScores::BlockScores(const Problem& problem, const simd::Engine& engine,
   visible_begin_ = carver->Take(queries * element);
   visible_end_ = carver->Take(queries * element);
   position_ = carver->Take(positions_ ? queries * element : 0);
-  if (problem.options.bias.given()) bias_ = carver->Take(scores);
+  if (problem.options.bias.given() && !engine.streams_scores) {
+    bias_ = carver->Take(scores);
+  }
   if (problem.options.dropout_p > 0.0) {
     dropout_ =
         carver->Take(engine.dropout_bits ? scores / (8 * element) : scores);
@@ -138,7 +141,7 @@ bool BlockScores::PrepareAs(const BlockPlace& place, simd::Block* block) {
         *reinterpret_cast<const float*>(At(slopes, row, place.head, 0)));
     score.query_position = position;
   }
-  if (bias_ != nullptr &&
+  if (options.bias.given() &&
       (want_bias_gradient_ ||
        !bias_tiles_.AllVisible(place.sequence, place.head, place.queries,
                                place.keys))) {
@@ -152,8 +155,17 @@ bool BlockScores::PrepareAs(const BlockPlace& place, simd::Block* block) {
     matrix.dtype = bias.dtype;
     matrix.query_stride = bias.sizes[2] == 1 ? 0 : bias.strides[2];
     matrix.key_stride = bias.sizes[3] == 1 ? 0 : bias.strides[3];
-    if (!staging_.stage_bias(matrix, Shape(place), bias_)) return false;
-    score.bias = bias_;
+    if (engine_.streams_scores) {
+      score.bias_stream = {&staging_, matrix, place.queries.size(),
+                           place.keys.size(), false};
+      // What the scan has not told. Tiles that it has were looked at.
+      if (!bias_tiles_.known() && !AnyVisible(matrix, Shape(place))) {
+        return false;
+      }
+    } else {
+      if (!staging_.stage_bias(matrix, Shape(place), bias_)) return false;
+      score.bias = bias_;
+    }
   }
   if (dropout_ != nullptr) {
     simd::DropoutBlock dropout;
@@ -167,6 +179,11 @@ bool BlockScores::PrepareAs(const BlockPlace& place, simd::Block* block) {
                     (batch_head * problem_.max_nq + place.queries.begin) *
                         dropout.query_stride +
                     k0;
+    if (stream_dropout_ && dropout.by_lanes()) {
+      score.dropout_stream = dropout;
+      score.dropout_scale = dropout.scale;
+      return true;
+    }
     const auto stage = engine_.dropout_bits ? staging_.stage_dropout_bits
                                             : staging_.stage_dropout;
     stage(dropout, Shape(place), dropout_);

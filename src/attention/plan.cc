@@ -16,10 +16,6 @@ constexpr int64_t kMaxPhases = 16;
 // A block smaller than this does not amortise the calls around it.
 constexpr int64_t kMinBlock = 64;
 
-// Bytes of a block's staged bias, which should stay in L2 beside the operands
-// until the block is through.
-constexpr int64_t kMostStagedBytes = 256 << 10;
-
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
@@ -39,21 +35,6 @@ int64_t FitBlock(int64_t preferred, int64_t rows, int64_t ranges,
   const int64_t least = RoundUp(std::min(kMinBlock, preferred), unit);
   return std::max(unit,
                   std::min(RoundUp(preferred, unit), std::max(share, least)));
-}
-
-// What the engine likes, or less where a bias is staged beside it.
-simd::BlockSizes Preferred(const Problem& problem, const simd::Engine& engine,
-                           const simd::BlockSizes& liked) {
-  simd::BlockSizes blocks = liked;
-  if (!problem.options.bias.given()) return blocks;
-  const int64_t most =
-      kMostStagedBytes / static_cast<int64_t>(SizeOf(engine.accumulator));
-  while (blocks.keys * blocks.queries > most) {
-    int64_t& longer =
-        blocks.keys >= blocks.queries ? blocks.keys : blocks.queries;
-    longer /= 2;
-  }
-  return blocks;
 }
 
 void ListBlocks(const Blocks& blocks, size_t sequence,
@@ -86,8 +67,7 @@ void CutSequence(const Problem& problem, const simd::Engine& engine,
   const int64_t query_unit = BlockUnit(engine.query_panel, simd::kTileQueries);
   const int64_t key_unit = BlockUnit(engine.key_panel, simd::kTileKeys);
   const simd::BlockSizes preferred =
-      Preferred(problem, engine,
-                engine.backward_blocks(problem.head_dim, problem.value_dim));
+      engine.backward_blocks(problem.head_dim, problem.value_dim);
   s->keys.rows = sequence.nk();
   s->queries.rows = sequence.nq();
   s->keys.panel = engine.key_panel;
@@ -137,8 +117,7 @@ void GroupRanges(const Problem& problem, const simd::Engine& engine,
   const bool uneven = plan->sequences.size() > 1 || Triangular(problem.options);
   const int64_t enough = threads > 1 && uneven ? 2 * threads : threads;
   const simd::BlockSizes preferred =
-      Preferred(problem, engine,
-                engine.backward_blocks(problem.head_dim, problem.value_dim));
+      engine.backward_blocks(problem.head_dim, problem.value_dim);
   const auto items = [&](int64_t group) {
     int64_t count = 0;
     for (const BackwardSequence& s : plan->sequences) {
@@ -296,8 +275,7 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
   const int64_t query_unit = BlockUnit(engine.query_panel, simd::kTileQueries);
   const int64_t key_unit = BlockUnit(engine.key_panel, simd::kTileKeys);
   const simd::BlockSizes preferred =
-      Preferred(problem, engine,
-                engine.forward_blocks(problem.head_dim, problem.value_dim));
+      engine.forward_blocks(problem.head_dim, problem.value_dim);
   const int64_t owners = std::max<int64_t>(
       1, problem.q_heads * static_cast<int64_t>(problem.sequences.size()));
   const int64_t wanted = CeilDiv(kWantedItems, owners);

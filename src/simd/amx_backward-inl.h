@@ -15,6 +15,8 @@
 #define FA2_SRC_SIMD_AMX_BACKWARD_INL_H_
 
 #include "src/simd/amx_backward_scores-inl.h"
+#include "src/simd/amx_dropout-inl.h"
+#include "src/simd/amx_stream-inl.h"
 #include "src/simd/amx_visibility.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -55,7 +57,7 @@ struct ChunkPairs {
   }
 };
 
-inline constexpr int64_t kSlabPanels = 2;
+inline constexpr int64_t kSlabPanels = SlabDropout::kKeys / 32;
 
 // Scratch of a backward block, carved from one allocation. The tiles of S and
 // dP lie in the page so that their stores are a quarter page or more from the
@@ -72,6 +74,9 @@ struct BackwardScratch {
   float* position;        // of a sub-block's queries, less its first key
   uint16_t* all_visible;  // bits of a sub-block: all
   uint16_t* visible;      // some
+  float* bias;            // of a sub-block of bias_stream
+  float* score_gradient;  // of ds_stream
+  void* keep;             // of SlabDropout
   SubBlock* sub_blocks;
   int64_t slab_bytes;   // a term of P or dS
   int64_t chunk_bytes;  // a term of dS pairs
@@ -102,6 +107,9 @@ struct BackwardScratch {
     position = everything + 3 * 32;
     all_visible = reinterpret_cast<uint16_t*>(position + 32);
     visible = all_visible + 64;
+    bias = reinterpret_cast<float*>(take(kStreamElements * 4));
+    score_gradient = reinterpret_cast<float*>(take(kStreamElements * 4));
+    keep = take(SlabDropout::Bytes(query_panels));
     sub_blocks = reinterpret_cast<SubBlock*>(
         take(key_panels * query_panels * int64_t{sizeof(SubBlock)}));
     bytes = used;
@@ -132,22 +140,26 @@ class BackwardPass {
         panels_(Layout::Panels(queries_)),
         s_(AlignPage(block.scratch), block.keys, block.queries, kP, kDs,
            chunk_),
-        dummy_{s_.tiles, 0, 0} {}
+        dummy_{s_.tiles, 0, 0},
+        dropout_(block.score, queries_, s_.keep) {}
 
   void Run() {
     Prepare();
     Tiles::Begin();
+    dropout_.Begin(0);
     for (int64_t chunk = 0; chunk < keys_; chunk += chunk_) {
       const int64_t chunk_end = std::min(keys_, chunk + chunk_);
       for (int64_t slab = chunk; slab < chunk_end; slab += kSlabPanels) {
         const int64_t slab_end = std::min(chunk_end, slab + kSlabPanels);
+        dropout_.Finish();
         ScoresAs(chunk, slab, slab_end);
-        PendingTiles pending = dummy_;
-        KeyGradient<kP>(s_.p, b_.dout_grad, vt_, slab, slab_end, b_.add_to_dv,
-                        b_.dv, pending);
-        KeyGradient<kDs>(s_.ds, b_.q_grad, dt_, slab, slab_end, b_.add_to_dk,
-                         b_.dk, pending);
-        StorePending<Tiles>(pending);
+        if (dropout_.given() && slab_end < keys_) {
+          dropout_.Begin(32 * slab_end);
+          KeyGradients(slab, slab_end, dropout_);
+        } else {
+          NoSideWork side;
+          KeyGradients(slab, slab_end, side);
+        }
       }
       QueryGradient(chunk, chunk_end);
     }
@@ -164,14 +176,13 @@ class BackwardPass {
     const ScoreOptions& o = b_.score;
     c_.log2 = ScoreFactors(o, 1.4426950408889634);
     c_.natural = ScoreFactors(o, 1.0);
-    c_.options = GivenOptions(o) |
-                 (b_.ds != nullptr ? kGivesScoreGradient : 0) |
+    c_.options = GivenOptions(o) | (GivesScores() ? kGivesScoreGradient : 0) |
                  (b_.alibi_gradient != nullptr ? kGivesSlopeGradient : 0);
     c_.p_term = c_.ds_term = s_.slab_bytes;
     c_.pairs_term = s_.chunk_bytes;
     c_.slope_gradient = b_.alibi_gradient;
     // With dropout dP is multiplied by Z before delta is subtracted.
-    const bool late = o.dropout != nullptr;
+    const bool late = (GivenOptions(o) & kHasDropout) != 0;
     const float* lse = static_cast<const float*>(b_.lse);
     const float* delta = static_cast<const float*>(b_.delta);
     for (int64_t i = 0; i < b_.queries; ++i) {
@@ -187,6 +198,8 @@ class BackwardPass {
     ClassifySubBlocks(b_, queries_, s_.sub_blocks);
   }
 
+  bool GivesScores() const { return b_.ds != nullptr || b_.ds_stream.given(); }
+
   const SubBlock& At(int64_t key_panel, int64_t query_panel) const {
     return s_.sub_blocks[key_panel * queries_ + query_panel];
   }
@@ -200,6 +213,7 @@ class BackwardPass {
     f.ds_pairs = s_.pairs + Layout::Pairs(key - chunk, query, chunk_);
     f.lse2 = s_.lse2 + 32 * query;
     f.key = 32 * key;
+    f.query = 32 * query;
     const SubBlock& sub = At(key, query);
     for (int half = 0; half < 2; ++half) {
       switch (sub.half[half]) {
@@ -222,16 +236,24 @@ class BackwardPass {
   }
 
   // The same for modes with options.
-  void PlaceOptions(int64_t key, int64_t query, FusedBlock& f) const {
+  void PlaceOptions(int64_t slab, int64_t key, int64_t query,
+                    FusedBlock& f) const {
     const ScoreOptions& o = b_.score;
     const int64_t row = query * o.staged_key_rows + 32 * key;
-    if (o.bias != nullptr) {
+    if (o.bias_stream.given()) {
+      f.bias = s_.bias;
+      TakePart(o.bias_stream, key, query, s_.bias);
+    } else if (o.bias != nullptr) {
       f.bias = static_cast<const float*>(o.bias) + 32 * row;
     }
-    if (o.dropout != nullptr) {
+    if (dropout_.given()) {
+      f.keep = dropout_.Panel(query) + 64 * (key - slab);
+    } else if (o.dropout != nullptr) {
       f.keep = static_cast<const uint16_t*>(o.dropout) + 2 * row;
     }
-    if (b_.ds != nullptr) {
+    if (b_.ds_stream.given()) {
+      f.score_gradient = s_.score_gradient;
+    } else if (b_.ds != nullptr) {
       f.score_gradient = static_cast<float*>(b_.ds) + 32 * row;
     }
     f.lse = static_cast<const float*>(b_.lse) + 32 * query;
@@ -262,11 +284,13 @@ class BackwardPass {
       StoreRowPair<Variant, kPanelTiles>(c_, f, row, zero, zero, zero, zero,
                                          zero, zero, zero, zero);
     }
-    if (b_.ds != nullptr) {
-      float* out = static_cast<float*>(b_.ds) +
-                   (query * b_.score.staged_key_rows + 32 * key) * 32;
-      for (int i = 0; i < 32 * 32; i += 16) _mm512_storeu_ps(out + i, zero);
-    }
+    if (!GivesScores()) return;
+    float* out = b_.ds_stream.given()
+                     ? s_.score_gradient
+                     : static_cast<float*>(b_.ds) +
+                           (query * b_.score.staged_key_rows + 32 * key) * 32;
+    for (int i = 0; i < 32 * 32; i += 16) _mm512_storeu_ps(out + i, zero);
+    if (b_.ds_stream.given()) GivePart(b_.ds_stream, key, query, out);
   }
 
   // Instances for options are for the fast variant and the usual head dims.
@@ -315,7 +339,7 @@ class BackwardPass {
       for (int64_t query = 0; query < queries_; ++query) {
         const SubBlock& sub = At(key, query);
         if (sub.hidden()) {
-          if (sub.between || b_.ds != nullptr) Clear(chunk, slab, key, query);
+          if (sub.between || GivesScores()) Clear(chunk, slab, key, query);
           continue;
         }
         o.q = static_cast<const uint8_t*>(b_.q_score) + 2 * query * o.qk_half;
@@ -329,7 +353,14 @@ class BackwardPass {
         o.s[1][0] = t + (parity ? 10 : 6) * kTileBytes;
         o.s[1][1] = t + (parity ? 9 : 5) * kTileBytes;
         parity ^= 1;
+        if (kPlainMode != FusedMode::kPlain && b_.score.bias_stream.given()) {
+          FetchPart<false>(b_.score.bias_stream, key, query);
+        }
+        if (mode != FusedMode::kNone && b_.ds_stream.given()) {
+          FetchPart<true>(b_.ds_stream, fused.key / 32, fused.query / 32);
+        }
         Advance<kPlainMode>(mode, o, fused);
+        if (mode != FusedMode::kNone) Give(fused);
         for (int i = 0; i < 2; ++i) {
           for (int j = 0; j < 2; ++j) {
             fused.s[i][j] = o.s[i][j];
@@ -339,7 +370,7 @@ class BackwardPass {
         Place(chunk, slab, key, query, fused);
         mode = kPlainMode;
         if (kPlainMode != FusedMode::kPlain) {
-          PlaceOptions(key, query, fused);
+          PlaceOptions(slab, key, query, fused);
         } else if (!sub.visible()) {
           mode = FusedMode::kMasked;
         }
@@ -355,7 +386,14 @@ class BackwardPass {
     } else {
       FuseAll<Variant, kPanelTiles, kPlainMode>(c_, fused);
     }
+    Give(fused);
     Tiles::Fence();
+  }
+
+  // What the fused pass has left for ds_stream.
+  HWY_INLINE void Give(const FusedBlock& fused) const {
+    if (!b_.ds_stream.given()) return;
+    GivePart(b_.ds_stream, fused.key / 32, fused.query / 32, s_.score_gradient);
   }
 
   template <FusedMode kPlainMode>
@@ -370,11 +408,21 @@ class BackwardPass {
     }
   }
 
+  template <class Side>
+  void KeyGradients(int64_t slab, int64_t slab_end, Side& side) const {
+    PendingTiles pending = dummy_;
+    KeyGradient<kP>(s_.p, b_.dout_grad, vt_, slab, slab_end, b_.add_to_dv,
+                    b_.dv, pending, side);
+    KeyGradient<kDs>(s_.ds, b_.q_grad, dt_, slab, slab_end, b_.add_to_dk, b_.dk,
+                     pending, side);
+    StorePending<Tiles>(pending);
+  }
+
   // dV (P, dO) or dK (dS, Q) of a slab.
-  template <int kTerms>
+  template <int kTerms, class Side>
   void KeyGradient(const uint8_t* left, const void* right, int64_t depth_tiles,
                    int64_t slab, int64_t slab_end, bool add, void* accumulator,
-                   PendingTiles& pending) const {
+                   PendingTiles& pending, Side& side) const {
     if (accumulator == nullptr) return;
     const int64_t columns = 2 * depth_tiles;
     const uint8_t* const r = static_cast<const uint8_t*>(right);
@@ -392,7 +440,8 @@ class BackwardPass {
                                          queries_ * kTileBytes};
         ProductOrZero<Variant>(
             a, strip, first, last, add,
-            {c + d * kTileBytes, columns * kTileBytes, kTileBytes}, pending);
+            {c + d * kTileBytes, columns * kTileBytes, kTileBytes}, pending,
+            side);
       }
     }
   }
@@ -400,6 +449,7 @@ class BackwardPass {
   void QueryGradient(int64_t chunk, int64_t chunk_end) const {
     if (b_.dq == nullptr) return;
     PendingTiles pending = dummy_;
+    NoSideWork side;
     const int64_t columns = 2 * dt_;
     const int64_t panels = chunk_end - chunk;
     const uint8_t* const k_grad = static_cast<const uint8_t*>(b_.k_grad) +
@@ -419,7 +469,8 @@ class BackwardPass {
                                          panels * kTileBytes};
         ProductOrZero<Variant>(
             strip, pairs, first, last, add,
-            {c + 2 * d * kTileBytes, 2 * kTileBytes, kTileBytes}, pending);
+            {c + 2 * d * kTileBytes, 2 * kTileBytes, kTileBytes}, pending,
+            side);
       }
     }
     StorePending<Tiles>(pending);
@@ -432,6 +483,7 @@ class BackwardPass {
   const int64_t panels_;  // of query tiles in a slab
   const BackwardScratch s_;
   const PendingTiles dummy_;
+  SlabDropout dropout_;
   FusedContext c_;
 };
 

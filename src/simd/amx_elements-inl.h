@@ -101,10 +101,10 @@ struct ScoreFactors {
 };
 
 inline int GivenOptions(const ScoreOptions& o) {
-  return (o.bias != nullptr ? kHasBias : 0) |
+  return (o.bias != nullptr || o.bias_stream.given() ? kHasBias : 0) |
          (o.alibi_slope != 0.0 ? kHasAlibi : 0) |
          (o.softcap != 0.0 ? kHasSoftcap : 0) |
-         (o.dropout != nullptr ? kHasDropout : 0);
+         (o.dropout != nullptr || o.dropout_stream.p > 0.0 ? kHasDropout : 0);
 }
 
 // Row `key` of the block is visible to 16 queries.

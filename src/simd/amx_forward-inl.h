@@ -10,6 +10,7 @@
 #define FA2_SRC_SIMD_AMX_FORWARD_INL_H_
 
 #include "src/simd/amx_forward_scores-inl.h"
+#include "src/simd/amx_stream-inl.h"
 #include "src/simd/amx_visibility.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -74,7 +75,7 @@ class ForwardPass {
   // Bytes of scratch for `keys` x `queries`, both in panels.
   static int64_t ScratchBytes(int64_t keys, int64_t queries) {
     return kStripPanels * 4 * kTileBytes + kTermBytes * kScore + kTileBytes +
-           4 * 128 +
+           4 * 128 + kStreamElements * 4 +
            (keys * queries * int64_t{sizeof(SubBlock)} + 63) / 64 * 64;
   }
 
@@ -96,6 +97,7 @@ class ForwardPass {
     dummy_ = {take(kTileBytes), 0, 0};
     max_ = reinterpret_cast<float*>(take(128));
     all_ = reinterpret_cast<float*>(take(2 * 128));
+    bias_ = reinterpret_cast<float*>(take(kStreamElements * 4));
     sub_blocks_ = reinterpret_cast<SubBlock*>(p);
   }
 
@@ -208,6 +210,9 @@ class ForwardPass {
         }
       }
       if (i < next.count) {
+        if (kNatural && b_.score.bias_stream.given()) {
+          FetchPart<false>(b_.score.bias_stream, next.key[i], next.query);
+        }
         ForwardScoreStep<Variant, kSteps, kNatural>(
             static_cast<const uint8_t*>(b_.k_score) + 2 * next.key[i] * half,
             static_cast<const uint8_t*>(b_.q_score) + 2 * next.query * half,
@@ -289,9 +294,13 @@ class ForwardPass {
     t.s = s;
     Ranges(sub, query, t.begin, t.end);
     t.key = 32 * key;
-    t.bias = o.bias == nullptr ? nullptr
-                               : static_cast<const float*>(o.bias) +
-                                     32 * StagedRow(key, query);
+    t.bias = nullptr;
+    if (o.bias_stream.given()) {
+      t.bias = bias_;
+      TakePart(o.bias_stream, key, query, bias_);
+    } else if (o.bias != nullptr) {
+      t.bias = static_cast<const float*>(o.bias) + 32 * StagedRow(key, query);
+    }
     for (int i = 0; i < 32; ++i) {
       t.position[i] =
           o.query_position == nullptr
@@ -374,6 +383,7 @@ class ForwardPass {
     uint8_t* const out = OutputPanel(strip.query);
     const bool add = !Starts(strip);
     const StripPairs<kScore> pairs{p_, kTermBytes};
+    NoSideWork side;
     const uint8_t* const v = static_cast<const uint8_t*>(b_.v_grad) +
                              strip.chunk * columns * kIn * kTileBytes;
     for (int64_t d = 0; d < columns; d += 2) {
@@ -382,7 +392,8 @@ class ForwardPass {
                                     strip.in_chunk * kTileBytes, strip};
       ProductOrZero<Variant>(
           values, pairs, 0, strip.count, add,
-          {out + 2 * d * kTileBytes, 2 * kTileBytes, kTileBytes}, pending_);
+          {out + 2 * d * kTileBytes, 2 * kTileBytes, kTileBytes}, pending_,
+          side);
     }
     Flush();
   }
@@ -396,6 +407,7 @@ class ForwardPass {
   PendingTiles dummy_, pending_;
   float* max_;  // in the unit in which exponentials are taken
   float* all_;
+  float* bias_;  // of a sub-block of bias_stream
   SubBlock* sub_blocks_;
   ScoreFactors factors_;
   FusedMode mode_ = FusedMode::kPlain;

@@ -55,6 +55,7 @@ struct FusedBlock {
   const float* begin[2];
   const float* end[2];
   int64_t key;  // first row of the block
+  int64_t query;
   // What modes with options take. Rows of 32 queries:
   const uint16_t* visible;  // bits
   const uint16_t* keep;     // bits, of dropout

@@ -80,6 +80,7 @@ const Engine* MakeAmxEngine(const char* name) {
     e.grad_left_is_score_left = false;
     e.key_blocks_join = true;
     e.dropout_bits = true;
+    e.streams_scores = true;
     e.backward_blocks = &AmxBackwardBlocks<Variant>;
     e.forward_blocks = &AmxForwardBlocks<Variant>;
     e.packed_bytes = &AmxPackedBytes<Variant>;

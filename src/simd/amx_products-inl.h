@@ -118,12 +118,17 @@ HWY_INLINE void StartTile(const uint8_t* c) {
   }
 }
 
+// What runs between the tile products of a step and the next; here nothing.
+struct NoSideWork {
+  HWY_INLINE void Step() const {}
+};
+
 // Leaves C = (kAdd ? C : 0) + sum over k in [first, last) in registers 0-3, to
 // be stored by whoever comes next. first < last.
-template <class Variant, bool kAdd, class Left, class Right>
+template <class Variant, bool kAdd, class Left, class Right, class Side>
 HWY_INLINE void Product(const Left& left, const Right& right, int64_t first,
                         int64_t last, const PendingTiles& c,
-                        PendingTiles& pending) {
+                        PendingTiles& pending, Side& side) {
   using Tiles = typename Variant::Tiles;
   using Pairs = TermPairs<Left::kTerms, Right::kTerms, Variant::kTermLimit>;
   LoadPair<Tiles, Left, Right, 0, Pairs>(left, right, first);
@@ -142,18 +147,21 @@ HWY_INLINE void Product(const Left& left, const Right& right, int64_t first,
   LaterPairSteps<Tiles, Left, Right, Pairs>(
       left, right, first, std::make_integer_sequence<int, Pairs::kCount - 1>());
   pending = c;
+  side.Step();
   for (int64_t k = first + 1; k < last; ++k) {
     PairSteps<Tiles, Left, Right, Pairs>(
         left, right, k, std::make_integer_sequence<int, Pairs::kCount>());
+    side.Step();
   }
 }
 
 // As above with the choice of kAdd at run time, and C = 0 or left alone when
 // there is nothing to add.
-template <class Variant, class Left, class Right>
+template <class Variant, class Left, class Right, class Side>
 HWY_INLINE void ProductOrZero(const Left& left, const Right& right,
                               int64_t first, int64_t last, bool add,
-                              const PendingTiles& c, PendingTiles& pending) {
+                              const PendingTiles& c, PendingTiles& pending,
+                              Side& side) {
   using Tiles = typename Variant::Tiles;
   if (first >= last) {
     if (add) return;
@@ -164,9 +172,9 @@ HWY_INLINE void ProductOrZero(const Left& left, const Right& right,
     Tiles::template Zero<3>();
     pending = c;
   } else if (add) {
-    Product<Variant, true>(left, right, first, last, c, pending);
+    Product<Variant, true>(left, right, first, last, c, pending, side);
   } else {
-    Product<Variant, false>(left, right, first, last, c, pending);
+    Product<Variant, false>(left, right, first, last, c, pending, side);
   }
 }
 

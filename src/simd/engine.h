@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "fa2/types.h"
+#include "src/simd/staging.h"
 
 namespace fa2::simd {
 
@@ -66,13 +67,16 @@ struct ScoreOptions {
   // score_staging.h; panels are Engine::query_panel wide and key_rows rows
   // high.
   const void* bias = nullptr;     // added; -inf masks
+  ScoreStream bias_stream;        // or this, if the engine takes it
   const void* dropout = nullptr;  // Z: 0 or 1 / (1 - p); see dropout_bits
+  DropoutBlock dropout_stream;    // or this if p > 0, see streams_scores
   double dropout_scale = 1.0;     // 1 / (1 - p)
   int64_t staged_key_rows = 0;    // rows of a panel in the staged arrays
 
   bool plain() const {
     return softcap == 0.0 && alibi_slope == 0.0 && bias == nullptr &&
-           dropout == nullptr;
+           !bias_stream.given() && dropout == nullptr &&
+           dropout_stream.p == 0.0;
   }
 };
 
@@ -116,6 +120,7 @@ struct BackwardBlock : Block {
   // without the scale), staged like `bias`, 0 where masked; and the sum of -dS
   // * distance, added to *alibi_gradient.
   void* ds = nullptr;
+  ScoreStream ds_stream;  // or to this, if the engine takes it
   double* alibi_gradient = nullptr;
 };
 
@@ -158,6 +163,10 @@ struct Engine {
   // ScoreOptions::dropout is uint32_t [query panel][key], bit i telling whether
   // query i of the panel, which is 32 wide, is kept.
   bool dropout_bits = false;
+  // Takes bias_stream and ds_stream: what a whole block would stage passes
+  // through a buffer that stays in L1, and is asked for ahead. The backward
+  // takes dropout_stream too, where DropoutBlock::by_lanes().
+  bool streams_scores = false;
 
   // Block sizes that suit the caches; multiples of the panels.
   BlockSizes (*backward_blocks)(int64_t head_dim, int64_t value_dim);

@@ -30,6 +30,20 @@ struct ScoreMatrix {
   int64_t key_stride = 0;
 };
 
+struct StagingKernels;
+
+// A block of such elements, for engines that take or give them as they come to
+// them (Engine::streams_scores).
+struct ScoreStream {
+  const StagingKernels* staging = nullptr;  // nullptr: there is none
+  ScoreMatrix matrix;                       // from the block's first element
+  int64_t queries = 0;  // that there are; the rest is padding
+  int64_t keys = 0;
+  bool add = false;  // to what is there
+
+  bool given() const { return staging != nullptr; }
+};
+
 // Element (i, j) of the block is number `first + i * query_stride + j` of the
 // Philox4x32-10 stream of `seed` (seeds.md, system 3).
 struct DropoutBlock {
@@ -38,6 +52,12 @@ struct DropoutBlock {
   uint64_t seed = 0;
   uint64_t first = 0;
   uint64_t query_stride = 0;
+
+  // Every row begins with a whole Philox block, and some but not all elements
+  // are kept.
+  bool by_lanes() const {
+    return first % 4 == 0 && query_stride % 4 == 0 && p > 1e-9 && p < 1.0;
+  }
 };
 
 struct StagingKernels {
