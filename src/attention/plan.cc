@@ -81,17 +81,20 @@ void CutSequence(const Problem& problem, const simd::Engine& engine,
   s->splits = std::clamp<int64_t>(CeilDiv(std::min(wanted, count), wide), 1,
                                   kMaxSplits);
   const bool fold = Triangular(problem.options);
-  // A range is a block; a power of two of them can be grouped in many ways.
+  // A power of two of ranges can be grouped in many ways. Where ranges hold
+  // several blocks, a causal mask's work is shared better by ranges of blocks
+  // and their mirror images.
   int64_t phases = 1;
-  while (phases * s->splits < count) phases *= 2;
+  while (phases * s->splits < std::min(wanted, count)) phases *= 2;
+  const int64_t range_blocks = CeilDiv(count, phases * s->splits);
   if (may_group && phases > 1 && phases <= kMaxPhases &&
-      2 * s->keys.size <= preferred.keys) {
+      (range_blocks == 1 || !fold)) {
     const int64_t size =
         FitBlock(preferred.queries, sequence.nq(), phases, query_unit);
     // Query ranges may be empty, but no more than half of them.
     if (phases < 2 * CeilDiv(sequence.nq(), size)) {
       s->phases = phases;
-      s->range_keys = s->keys.size;
+      s->range_keys = range_blocks * s->keys.size;
     }
   }
   if (s->range_keys == 0) {
@@ -110,12 +113,12 @@ void CutSequence(const Problem& problem, const simd::Engine& engine,
       fold && s->phases > 1 && s->queries.count() >= 2 * s->phases;
 }
 
-// Groups ranges until their blocks are as large as the engine likes, as far as
-// each thread gets an item, or two where they differ in size.
+// Groups ranges where threads have items enough: two each to make blocks as
+// large as the engine likes, four each beyond that (AMX, 16 threads: one head
+// of 4,096 rows ran 17% faster than with one item each, 16 heads of D 64 20%
+// faster than with two). One thread takes whole splits.
 void GroupRanges(const Problem& problem, const simd::Engine& engine,
                  int threads, BackwardPlan* plan) {
-  const bool uneven = plan->sequences.size() > 1 || Triangular(problem.options);
-  const int64_t enough = threads > 1 && uneven ? 2 * threads : threads;
   const simd::BlockSizes preferred =
       engine.backward_blocks(problem.head_dim, problem.value_dim);
   const auto items = [&](int64_t group) {
@@ -126,15 +129,22 @@ void GroupRanges(const Problem& problem, const simd::Engine& engine,
     }
     return count * problem.kv_heads;
   };
-  int64_t most = 1;
-  while (most < kMaxPhases && items(2 * most) >= enough) most *= 2;
+  const auto most = [&](int64_t items_a_thread) {
+    const int64_t enough = threads > 1 ? items_a_thread * threads : 1;
+    int64_t group = 1;
+    while (group < kMaxPhases && items(2 * group) >= enough) group *= 2;
+    return group;
+  };
+  const int64_t joined = most(2);
+  const int64_t grouped = most(4);
   for (BackwardSequence& s : plan->sequences) {
     if (s.range_keys == 0) continue;
-    while (s.group < std::min(most, s.phases) &&
-           2 * s.keys.size <= preferred.keys) {
-      s.group *= 2;
-      s.keys.size *= 2;
-    }
+    s.group = std::min(grouped, s.phases);
+    if (!engine.key_blocks_join || s.range_keys != s.keys.size) continue;
+    const int64_t widest =
+        std::min(preferred.keys, std::min(joined, s.phases) * s.range_keys);
+    while (2 * s.keys.size <= widest) s.keys.size *= 2;
+    s.group = std::max(s.group, s.keys.size / s.range_keys);
   }
 }
 
@@ -207,8 +217,8 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
   const double items = std::clamp(operations / kLeastOperations, 1.0,
                                   static_cast<double>(kWantedItems));
   plan->shared_key_gradients = owners != sequence_count * problem.kv_heads;
-  const bool may_group = engine.key_blocks_join && !use.share_batch &&
-                         !use.share_heads && !use.score_gradients;
+  const bool may_group =
+      !use.share_batch && !use.share_heads && !use.score_gradients;
   for (const Sequence& s : problem.sequences) {
     const double pairs = s.mask.Pairs({0, s.nq()}, {0, s.nk()});
     // With shared owners every sequence must be cut alike.

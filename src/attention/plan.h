@@ -56,18 +56,21 @@ BlockRange RangeOf(int64_t index, int64_t ranges, int64_t count, bool folded);
 // phase share query rows, so they add to one dQ buffer of the split without
 // meeting, and every phase ends before the next begins.
 //
-// Many narrow ranges fill many cores, but every range reads all of Q and dO. So
-// on few threads `group` neighbouring ranges make one item, whose blocks hold
-// several ranges. Sums keep their order: in step m the group of ranges
-// [j0, j0 + group) takes the `group` query ranges up to m group - j0, ranges of
-// a phase before 0 or after the last left out, where range j meets a query
-// range after range j - 1 has, and after its own phase before, as in phases.
+// Many narrow ranges fill many cores, but every range reads all of Q and dO,
+// and in every phase its own K, V, dK and dV anew. So on few threads `group`
+// neighbouring ranges make one item, whose blocks may hold several ranges and
+// meet several query ranges in turn. Sums keep their order: in step m the group
+// of ranges [j0, j0 + group) takes the `group` query ranges up to m group - j0,
+// ranges of a phase before 0 or after the last left out, where range j meets a
+// query range after range j - 1 has, and after its own phase before, as in
+// phases.
 struct BackwardSequence {
   Blocks queries;
   Blocks keys;
   int64_t splits = 1;
   int64_t phases = 1;
-  // Keys of a range where ranges may be grouped, else 0.
+  // Keys of a range where ranges may be grouped: a block before they are, or
+  // several; else 0.
   int64_t range_keys = 0;
   int64_t group = 1;  // divides phases
   bool fold_queries = false;
@@ -149,7 +152,8 @@ void ForEachCell(const BackwardSequence& s, const BackwardItem& item,
     const Interval keys = s.keys.Block(block);
     // Ranges of the block, in the split.
     const int64_t first = j0 + (row - row0) / s.range_keys;
-    const int64_t last = first + s.keys.size / s.range_keys;
+    const int64_t last =
+        first + std::max<int64_t>(1, s.keys.size / s.range_keys);
     for (int64_t c = 0; c < s.group; ++c) {
       const int64_t query = (item.step - 1) * s.group + 1 + c - j0;
       const int64_t begin = std::max(first, -query);

@@ -170,18 +170,20 @@ TEST(AttentionGrid, OneHeadOnAnyNumberOfThreads) {
 TEST(AttentionGrid, GroupedRangesOnAnyNumberOfThreads) {
   if (CasesOfSixteen() < 16) return;
   const Contexts contexts({1, 2, 5, 16});
-  for (const int64_t window : {-1, 300}) {
-    for (const Causal causal : {Causal::kNone, Causal::kTopLeft}) {
-      AttentionCase c;
-      c.dtype = DType::kBF16;
-      c.causal = causal;
-      c.window_left = window;
-      c.nq = 1100;
-      c.nk = 1300;
-      c.heads = 2;
-      c.kv_heads = 1;
-      c.head_dim = c.value_dim = 64;
-      ExpectAttention(c, contexts.list());
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (const int64_t window : {-1, 300}) {
+      for (const Causal causal : {Causal::kNone, Causal::kTopLeft}) {
+        AttentionCase c;
+        c.dtype = dtype;
+        c.causal = causal;
+        c.window_left = window;
+        c.nq = 1100;
+        c.nk = 1300;
+        c.heads = 2;
+        c.kv_heads = 1;
+        c.head_dim = c.value_dim = 64;
+        ExpectAttention(c, contexts.list());
+      }
     }
   }
 }
