@@ -1,4 +1,5 @@
-// FlashAttention-2 backward (Dao 2023, algorithm 2), key blocks outermost:
+// FlashAttention-2 backward (Dao 2023, algorithm 2), key blocks outermost. For
+// each wave of heads:
 //
 //   pre-pass   pack Q, dO, K, V once a head; delta = rowsum(O dO) - dlse
 //   steps      for each item of a step, in parallel:
@@ -36,8 +37,9 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
       staging_(*simd::StagingKernelsFor(engine.accumulator, targets)),
       bias_tiles_(problem, carver),
       bias_rows_(block_dbias(), problem, engine, carver) {
-  const int64_t q_rows = plan.q_rows * problem.q_heads;
-  const int64_t k_rows = plan.k_rows * problem.kv_heads;
+  const int64_t wave_queries = plan.wave_heads * problem.group();
+  const int64_t q_rows = plan.q_rows * wave_queries;
+  const int64_t k_rows = plan.k_rows * plan.wave_heads;
   const int64_t d = problem.head_dim;
   const int64_t dv = problem.value_dim;
   const auto packed = [&](bool wanted, simd::Role role, int64_t rows,
@@ -57,10 +59,13 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
   lse_ = carver->Take(statistics);
   delta_ = carver->Take(statistics);
   bias_row_sums_ = carver->Take(
-      SharesKeys(args.dbias, problem) ? kMaxSplits * statistics : 0);
-  dq_ = carver->Take(want_dq() ? engine.query_accumulator_bytes(
-                                     plan.dq_rows * problem.q_heads, d)
-                               : 0);
+      SharesKeys(args.dbias, problem)
+          ? static_cast<size_t>(kMaxSplits * plan.q_rows * problem.q_heads) *
+                element()
+          : 0);
+  dq_ = carver->Take(
+      want_dq() ? engine.query_accumulator_bytes(plan.dq_rows * wave_queries, d)
+                : 0);
   const bool shared = plan.shared_key_gradients;
   dk_ = carver->Take(
       shared && want_dk() ? engine.key_accumulator_bytes(k_rows, d) : 0);
@@ -120,7 +125,8 @@ BackwardRun::Worker::Worker(const BackwardRun& run, Carver* carver)
 BackwardRun::QueryOperand BackwardRun::Queries(int64_t sequence, int64_t head,
                                                int64_t block) const {
   const BackwardSequence& s = plan_.sequences[sequence];
-  const int64_t row = head * plan_.q_rows + s.q_row + block * s.queries.size;
+  const int64_t row = (head - wave_begin_ * problem_.group()) * plan_.q_rows +
+                      s.q_row + block * s.queries.size;
   const int64_t d = problem_.head_dim;
   const int64_t dv = problem_.value_dim;
   using simd::Role;
@@ -135,7 +141,8 @@ BackwardRun::QueryOperand BackwardRun::Queries(int64_t sequence, int64_t head,
 BackwardRun::KeyOperand BackwardRun::Keys(int64_t sequence, int64_t head,
                                           int64_t block) const {
   const BackwardSequence& s = plan_.sequences[sequence];
-  const int64_t row = head * plan_.k_rows + s.k_row + block * s.keys.size;
+  const int64_t row =
+      (head - wave_begin_) * plan_.k_rows + s.k_row + block * s.keys.size;
   const int64_t d = problem_.head_dim;
   using simd::Role;
   std::byte* k_score =
@@ -164,8 +171,9 @@ std::byte* BackwardRun::QueryGradient(int64_t sequence, int64_t head,
   const BackwardSequence& s = plan_.sequences[sequence];
   *touched = dq_touched_ + head * plan_.dq_blocks + s.dq_block +
              split * s.queries.count() + block;
-  const int64_t row = head * plan_.dq_rows + s.dq_row +
-                      split * s.queries.padded() + block * s.queries.size;
+  const int64_t row = (head - wave_begin_ * problem_.group()) * plan_.dq_rows +
+                      s.dq_row + split * s.queries.padded() +
+                      block * s.queries.size;
   return dq_ + engine_.query_accumulator_bytes(row, problem_.head_dim);
 }
 
@@ -173,7 +181,8 @@ std::byte* BackwardRun::KeyGradient(std::byte* base, int64_t depth,
                                     int64_t sequence, int64_t head,
                                     int64_t block) const {
   const BackwardSequence& s = plan_.sequences[sequence];
-  const int64_t row = head * plan_.k_rows + s.k_row + block * s.keys.size;
+  const int64_t row =
+      (head - wave_begin_) * plan_.k_rows + s.k_row + block * s.keys.size;
   return base + engine_.key_accumulator_bytes(row, depth);
 }
 
@@ -195,19 +204,33 @@ void BackwardRun::Execute(const threading::Pool& pool) {
   }
   if (bias_rows_.bytes != 0) memset(bias_rows_.data, 0, bias_rows_.bytes);
 
+  for (int64_t wave = 0; wave < plan_.waves; ++wave) {
+    RunWave(pool, wave);
+  }
+  StoreSmallGradients();
+  SpreadNonFinite(pool);
+}
+
+void BackwardRun::RunWave(const threading::Pool& pool, int64_t wave) {
+  wave_begin_ = wave * plan_.wave_heads;
+  const int64_t wave_end =
+      std::min(problem_.kv_heads, wave_begin_ + plan_.wave_heads);
   const auto for_blocks = [&](const std::vector<BlockIndex>& blocks,
-                              int64_t heads, auto&& body) {
+                              int64_t group, auto&& body) {
     const int64_t count = static_cast<int64_t>(blocks.size());
-    pool.For(count * heads, [&](int64_t item, int worker) {
-      const BlockIndex& index = blocks[item % count];
-      body(workers_ + worker, index.sequence, item / count, index.block);
-    });
+    const int64_t first = wave_begin_ * group;
+    pool.For(count * (wave_end - wave_begin_) * group,
+             [&](int64_t item, int worker) {
+               const BlockIndex& index = blocks[item % count];
+               body(workers_ + worker, index.sequence, first + item / count,
+                    index.block);
+             });
   };
   const auto for_query_blocks = [&](auto&& body) {
-    for_blocks(plan_.query_blocks, problem_.q_heads, body);
+    for_blocks(plan_.query_blocks, problem_.group(), body);
   };
   const auto for_key_blocks = [&](auto&& body) {
-    for_blocks(plan_.key_blocks, problem_.kv_heads, body);
+    for_blocks(plan_.key_blocks, 1, body);
   };
 
   for_query_blocks([&](Worker* worker, int64_t s, int64_t h, int64_t b) {
@@ -217,11 +240,13 @@ void BackwardRun::Execute(const threading::Pool& pool) {
     PackKeys(worker, s, h, b);
   });
 
-  for (size_t step = 0; step + 1 < plan_.step_begin.size(); ++step) {
-    const int64_t begin = plan_.step_begin[step];
-    pool.For(plan_.step_begin[step + 1] - begin, [&](int64_t item, int worker) {
-      RunItem(workers_ + worker, begin + item);
-    });
+  for (int64_t step = 0; step < plan_.steps; ++step) {
+    const size_t index = static_cast<size_t>(wave * plan_.steps + step);
+    const int64_t begin = plan_.step_begin[index];
+    pool.For(plan_.step_begin[index + 1] - begin,
+             [&](int64_t item, int worker) {
+               RunItem(workers_ + worker, begin + item);
+             });
   }
 
   if (want_dq()) {
@@ -238,8 +263,6 @@ void BackwardRun::Execute(const threading::Pool& pool) {
           touched ? KeyGradient(dv_, problem_.value_dim, s, h, b) : nullptr);
     });
   }
-  StoreSmallGradients();
-  SpreadNonFinite(pool);
 }
 
 void BackwardRun::RunItem(Worker* worker, int64_t index) const {

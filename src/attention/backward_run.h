@@ -64,6 +64,8 @@ class BackwardRun {
   std::byte* KeyGradient(std::byte* base, int64_t depth, int64_t sequence,
                          int64_t head, int64_t block) const;
 
+  void RunWave(const threading::Pool& pool, int64_t wave);
+
   // Pre-pass.
   void PackQueries(Worker* worker, int64_t sequence, int64_t head,
                    int64_t block) const;
@@ -112,7 +114,10 @@ class BackwardRun {
   const simd::Engine& engine_;
   const simd::RowKernels& row_kernels_;
   const simd::StagingKernels& staging_;
-  // In the workspace, every array [head][rows or blocks of all sequences].
+  // First kv head of the wave under way.
+  int64_t wave_begin_ = 0;
+  // In the workspace. Operands, statistics and accumulators are [head of the
+  // wave][rows of all sequences], the rest [head][blocks of all sequences].
   BiasTiles bias_tiles_;
   std::byte *q_score_, *q_grad_, *dout_score_, *dout_grad_;
   std::byte *lse_, *delta_;

@@ -13,6 +13,9 @@ constexpr int64_t kWantedItems = 64;
 constexpr double kLeastOperations = 16e6;
 // Phases end with all workers waiting for the last one (some 10 us).
 constexpr int64_t kMaxPhases = 16;
+// A wave of heads ends with all workers waiting a few times; each of them gets
+// at least this much of it before (some 1 ms on AMX).
+constexpr double kLeastWaveOperations = 1e9;
 // A block smaller than this does not amortise the calls around it.
 constexpr int64_t kMinBlock = 64;
 
@@ -113,6 +116,16 @@ void CutSequence(const Problem& problem, const simd::Engine& engine,
       fold && s->phases > 1 && s->queries.count() >= 2 * s->phases;
 }
 
+// Items that one kv head gives to a step with ranges in groups of `group`.
+int64_t ItemsOfHead(const BackwardPlan& plan, int64_t group) {
+  int64_t count = 0;
+  for (const BackwardSequence& s : plan.sequences) {
+    count += CeilDiv(std::min(s.splits * s.phases, s.keys.count()),
+                     std::min(group, s.phases));
+  }
+  return count;
+}
+
 // Groups ranges where threads have items enough: two each to make blocks as
 // large as the engine likes, four each beyond that (AMX, 16 threads: one head
 // of 4,096 rows ran 17% faster than with one item each, 16 heads of D 64 20%
@@ -122,12 +135,7 @@ void GroupRanges(const Problem& problem, const simd::Engine& engine,
   const simd::BlockSizes preferred =
       engine.backward_blocks(problem.head_dim, problem.value_dim);
   const auto items = [&](int64_t group) {
-    int64_t count = 0;
-    for (const BackwardSequence& s : plan->sequences) {
-      count += CeilDiv(std::min(s.splits * s.phases, s.keys.count()),
-                       std::min(group, s.phases));
-    }
-    return count * problem.kv_heads;
+    return problem.kv_heads * ItemsOfHead(*plan, group);
   };
   const auto most = [&](int64_t items_a_thread) {
     const int64_t enough = threads > 1 ? items_a_thread * threads : 1;
@@ -146,6 +154,23 @@ void GroupRanges(const Problem& problem, const simd::Engine& engine,
     while (2 * s.keys.size <= widest) s.keys.size *= 2;
     s.group = std::max(s.group, s.keys.size / s.range_keys);
   }
+}
+
+// As few heads as keep the threads busy: what they share of the workspace stays
+// in caches (AMX, one thread: 2-5%).
+int64_t WaveHeads(const Problem& problem, double operations, int threads,
+                  const BackwardPlan& plan) {
+  if (threads == 1) return 1;
+  int64_t items = 0;
+  for (const BackwardSequence& s : plan.sequences) {
+    items += std::min(s.splits * s.groups(), s.keys.count());
+  }
+  const double heads = static_cast<double>(problem.kv_heads);
+  const double wanted = std::max(
+      4.0 * threads / static_cast<double>(std::max<int64_t>(items, 1)),
+      kLeastWaveOperations * threads * heads / std::max(operations, 1.0));
+  return wanted < heads ? static_cast<int64_t>(std::ceil(wanted))
+                        : problem.kv_heads;
 }
 
 // Where the sequences lie in arrays of one head.
@@ -190,6 +215,41 @@ double CostOf(const BackwardSequence& s, const Mask& mask,
   return cost;
 }
 
+// The items of one step of the first wave.
+void ListItems(const Problem& problem, const BackwardUse& use, int64_t step,
+               BackwardPlan* plan) {
+  plan->step_begin.push_back(static_cast<int64_t>(plan->items.size()));
+  const int64_t sequence_count = static_cast<int64_t>(plan->sequences.size());
+  const int64_t item_heads = use.share_heads ? problem.kv_heads : 1;
+  for (int64_t i = 0; i < (use.share_batch ? 1 : sequence_count); ++i) {
+    const BackwardSequence& s = plan->sequences[i];
+    if (step >= s.steps()) continue;
+    for (int64_t split = 0; split < s.splits; ++split) {
+      for (int64_t group = 0; group < s.groups(); ++group) {
+        BackwardItem item;
+        item.step = static_cast<int32_t>(step);
+        item.split = static_cast<int32_t>(split);
+        item.group = static_cast<int32_t>(group);
+        item.sequence_begin = static_cast<int32_t>(i);
+        item.sequence_end =
+            static_cast<int32_t>(use.share_batch ? sequence_count : i + 1);
+        item.cost = CostOf(s, problem.sequences[i].mask, item);
+        for (int64_t head = 0; head < plan->wave_heads; head += item_heads) {
+          item.head_begin = static_cast<int32_t>(head);
+          item.head_end = static_cast<int32_t>(head + item_heads);
+          item.rank = static_cast<int32_t>(plan->items.size());
+          plan->items.push_back(item);
+        }
+      }
+    }
+  }
+  // std::sort, unlike stable_sort, needs no memory; the ranks make it stable.
+  std::sort(plan->items.begin() + plan->step_begin.back(), plan->items.end(),
+            [](const BackwardItem& a, const BackwardItem& b) {
+              return a.cost != b.cost ? a.cost > b.cost : a.rank < b.rank;
+            });
+}
+
 }  // namespace
 
 void PlanBackward(const Problem& problem, const simd::Engine& engine,
@@ -199,6 +259,7 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
   plan->key_blocks.clear();
   plan->items.clear();
   plan->step_begin.clear();
+  plan->waves = plan->wave_heads = plan->steps = 0;
   plan->q_rows = plan->k_rows = plan->dq_rows = 0;
   plan->q_blocks = plan->k_blocks = plan->dq_blocks = plan->parts = 0;
   plan->blocks = {0, 0};
@@ -237,42 +298,30 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
   PlaceSequences(plan);
   if (sequence_count == 0) return;
 
-  int64_t steps = 1;
+  plan->wave_heads = std::max<int64_t>(
+      1, use.share_heads ? problem.kv_heads
+                         : WaveHeads(problem, operations, use.threads, *plan));
   for (const BackwardSequence& s : plan->sequences) {
-    steps = std::max(steps, s.steps());
+    plan->steps = std::max(plan->steps, s.steps());
   }
-  for (int64_t step = 0; step < steps; ++step) {
-    plan->step_begin.push_back(static_cast<int64_t>(plan->items.size()));
-    for (int64_t i = 0; i < (use.share_batch ? 1 : sequence_count); ++i) {
-      const BackwardSequence& s = plan->sequences[i];
-      if (step >= s.steps()) continue;
-      for (int64_t split = 0; split < s.splits; ++split) {
-        for (int64_t group = 0; group < s.groups(); ++group) {
-          BackwardItem item;
-          item.step = static_cast<int32_t>(step);
-          item.split = static_cast<int32_t>(split);
-          item.group = static_cast<int32_t>(group);
-          item.sequence_begin = static_cast<int32_t>(i);
-          item.sequence_end =
-              static_cast<int32_t>(use.share_batch ? sequence_count : i + 1);
-          item.cost = CostOf(s, problem.sequences[i].mask, item);
-          for (int64_t head = 0; head < heads; ++head) {
-            item.head_begin = static_cast<int32_t>(head);
-            item.head_end = static_cast<int32_t>(
-                use.share_heads ? problem.kv_heads : head + 1);
-            item.rank = static_cast<int32_t>(plan->items.size());
-            plan->items.push_back(item);
-          }
-        }
-      }
-    }
-    // std::sort, unlike stable_sort, needs no memory; the ranks make it stable.
-    std::sort(plan->items.begin() + plan->step_begin.back(), plan->items.end(),
-              [](const BackwardItem& a, const BackwardItem& b) {
-                return a.cost != b.cost ? a.cost > b.cost : a.rank < b.rank;
-              });
+  plan->waves = CeilDiv(problem.kv_heads, plan->wave_heads);
+  for (int64_t step = 0; step < plan->steps; ++step) {
+    ListItems(problem, use, step, plan);
   }
+  // Later waves are the first with other heads.
   plan->step_begin.push_back(static_cast<int64_t>(plan->items.size()));
+  for (int64_t wave = 1; wave < plan->waves; ++wave) {
+    for (int64_t step = 0; step < plan->steps; ++step) {
+      for (int64_t i = plan->step_begin[step]; i < plan->step_begin[step + 1];
+           ++i) {
+        BackwardItem item = plan->items[i];
+        item.head_begin += static_cast<int32_t>(wave * plan->wave_heads);
+        item.head_end += static_cast<int32_t>(wave * plan->wave_heads);
+        if (item.head_begin < problem.kv_heads) plan->items.push_back(item);
+      }
+      plan->step_begin.push_back(static_cast<int64_t>(plan->items.size()));
+    }
+  }
 }
 
 void PlanForward(const Problem& problem, const simd::Engine& engine,

@@ -106,8 +106,13 @@ struct BackwardPlan {
   std::vector<BackwardSequence> sequences;
   std::vector<BlockIndex> query_blocks;  // of all sequences
   std::vector<BlockIndex> key_blocks;
-  std::vector<BackwardItem> items;  // by step, then longest first
-  std::vector<int64_t> step_begin;  // into items; one more than steps
+  // Heads are worked through in waves, which use the same part of the workspace
+  // one after the other.
+  int64_t waves = 0;
+  int64_t wave_heads = 0;           // kv heads of a wave
+  int64_t steps = 0;                // of a wave
+  std::vector<BackwardItem> items;  // by wave, by step, then longest first
+  std::vector<int64_t> step_begin;  // into items; of every wave, and the end
   // Totals over the sequences, of one head.
   int64_t q_rows = 0, k_rows = 0, dq_rows = 0;
   int64_t q_blocks = 0, k_blocks = 0, dq_blocks = 0, parts = 0;
