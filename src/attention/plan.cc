@@ -166,11 +166,12 @@ int64_t WaveHeads(const Problem& problem, double operations, int threads,
     items += std::min(s.splits * s.groups(), s.keys.count());
   }
   const double heads = static_cast<double>(problem.kv_heads);
-  const double wanted = std::max(
+  const double least = std::max(
       4.0 * threads / static_cast<double>(std::max<int64_t>(items, 1)),
       kLeastWaveOperations * threads * heads / std::max(operations, 1.0));
-  return wanted < heads ? static_cast<int64_t>(std::ceil(wanted))
-                        : problem.kv_heads;
+  // Waves of equal size.
+  return CeilDiv(problem.kv_heads,
+                 std::max<int64_t>(1, static_cast<int64_t>(heads / least)));
 }
 
 // Where the sequences lie in arrays of one head.
