@@ -1,0 +1,113 @@
+// What the backward pass on AMX keeps of a block between its products: P and dS
+// as operands, and the memory they and the fused pass work in.
+
+// Included for one Highway target only, amx_target.h.
+#ifndef FA2_SRC_SIMD_AMX_BACKWARD_SCRATCH_INL_H_
+#define FA2_SRC_SIMD_AMX_BACKWARD_SCRATCH_INL_H_
+
+#include "src/simd/amx_dropout-inl.h"
+#include "src/simd/amx_fused_pass-inl.h"
+#include "src/simd/amx_stream-inl.h"
+#include "src/simd/amx_visibility.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd::HWY_NAMESPACE {
+
+// P or dS of a slab as left operand of dV, dK: i is the key half, k the query
+// panel.
+template <int kTermCount, int kPanelTiles>
+struct SlabRows {
+  static constexpr int kTerms = kTermCount;
+  const uint8_t* base;  // of 32 keys
+  int64_t term_bytes;
+  template <class Tiles, int kRegister>
+  HWY_INLINE void Load(int term, int64_t i, int64_t k) const {
+    constexpr int64_t kRow = ScoreLayout<kPanelTiles>::kRow;
+    Tiles::template Load<kRegister>(base + term * term_bytes +
+                                        k / kPanelTiles * 32 * kRow +
+                                        k % kPanelTiles * 64 + i * 16 * kRow,
+                                    kRow);
+  }
+};
+
+// dS of a chunk as right operand of dQ^T: i is the query half, k the key panel.
+template <int kTermCount, int kPanelTiles>
+struct ChunkPairs {
+  static constexpr int kTerms = kTermCount;
+  const uint8_t* base;
+  int64_t term_bytes;
+  int64_t query_panel;
+  int64_t chunk_panels;
+  template <class Tiles, int kRegister>
+  HWY_INLINE void Load(int term, int64_t i, int64_t k) const {
+    using Layout = ScoreLayout<kPanelTiles>;
+    Tiles::template Load<kRegister>(
+        base + term * term_bytes + Layout::Pairs(k, query_panel, chunk_panels) +
+            i * 64,
+        Layout::kPairRow);
+  }
+};
+
+inline constexpr int64_t kSlabPanels = SlabDropout::kKeys / 32;
+
+// Scratch of a backward block, carved from one allocation. The tiles of S and
+// dP lie in the page so that their stores are a quarter page or more from the
+// tile loads around them.
+struct BackwardScratch {
+  uint8_t* tiles;  // 4 pages
+  uint8_t* p;
+  uint8_t* ds;
+  uint8_t* pairs;
+  float* lse2;
+  float* tile_start;
+  float* late_delta;
+  float* everything;      // begin and end of rows that see all, and none
+  float* position;        // of a sub-block's queries, less its first key
+  uint16_t* all_visible;  // bits of a sub-block: all
+  uint16_t* visible;      // some
+  float* bias;            // of a sub-block of bias_stream
+  float* score_gradient;  // of ds_stream
+  void* keep;             // of SlabDropout
+  SubBlock* sub_blocks;
+  int64_t slab_bytes;   // a term of P or dS
+  int64_t chunk_bytes;  // a term of dS pairs
+  int64_t bytes;
+
+  BackwardScratch(void* memory, int64_t keys, int64_t queries, int64_t p_terms,
+                  int64_t ds_terms, int64_t chunk_panels) {
+    const int64_t key_panels = amx::Panels(keys);
+    // 8: the widest panel of query tiles.
+    const int64_t query_panels = (amx::Panels(queries) + 7) / 8 * 8;
+    slab_bytes = kSlabPanels * query_panels * 2 * kTileBytes;
+    chunk_bytes = chunk_panels * query_panels * 2 * kTileBytes;
+    int64_t used = 0;
+    uint8_t* const base = static_cast<uint8_t*>(memory);
+    const auto take = [&](int64_t n) {
+      uint8_t* p = base + used;
+      used += (n + 4095) / 4096 * 4096;
+      return p;
+    };
+    tiles = take(4 * 4096);
+    p = take(slab_bytes * p_terms);
+    ds = take(slab_bytes * ds_terms);
+    pairs = take(chunk_bytes * ds_terms);
+    lse2 = reinterpret_cast<float*>(take(query_panels * 128));
+    tile_start = reinterpret_cast<float*>(take(query_panels * 128));
+    late_delta = reinterpret_cast<float*>(take(query_panels * 128));
+    everything = reinterpret_cast<float*>(take(6 * 128));
+    position = everything + 3 * 32;
+    all_visible = reinterpret_cast<uint16_t*>(position + 32);
+    visible = all_visible + 64;
+    bias = reinterpret_cast<float*>(take(kStreamElements * 4));
+    score_gradient = reinterpret_cast<float*>(take(kStreamElements * 4));
+    keep = take(SlabDropout::Bytes(query_panels));
+    sub_blocks = reinterpret_cast<SubBlock*>(
+        take(key_panels * query_panels * int64_t{sizeof(SubBlock)}));
+    bytes = used;
+  }
+};
+
+}  // namespace fa2::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // FA2_SRC_SIMD_AMX_BACKWARD_SCRATCH_INL_H_
