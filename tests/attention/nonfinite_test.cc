@@ -193,6 +193,29 @@ TEST(AttentionNonfinite, NanInTheBiasReachesItsRow) {
   }
 }
 
+// Masks are often written as the lowest finite number instead of -inf.
+TEST(AttentionNonfinite, LowestBiasHides) {
+  const Contexts contexts({1, 2});
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const DType bias : {DType::kF32, DType::kBF16}) {
+      const double lowest =
+          bias == DType::kF32 ? -3.4028234663852886e38 : -3.3895313892515355e38;
+      for (const bool want_dbias : {false, true}) {
+        AttentionCase c = BaseCase(dtype);
+        c.bias = bias;
+        c.want_dbias = want_dbias;
+        const AttentionInputs inputs = MakeInputs(c, [&](AttentionInputs* in) {
+          ForEachIndex(in->bias.view.sizes, [&](const Sizes& at) {
+            if ((at[2] + at[3]) % 3 != 0) Set(in->bias.view, at, lowest);
+          });
+        });
+        EXPECT_EQ(Get(inputs.bias.view, {0, 0, 0, 1}), lowest);
+        ExpectAttention(c, inputs, contexts.list());
+      }
+    }
+  }
+}
+
 // Rows that see no key: O is 0, lse -inf, and no gradient comes from them,
 // whichever of -inf, +inf and 0 the caller's lse holds.
 TEST(AttentionNonfinite, RowsThatSeeNoKey) {
