@@ -218,9 +218,13 @@ Prepared& Prepare(const AttentionCase& c) {
   return prepared;
 }
 
+// Info() names the engine of bf16 in `fast`. AMX takes everything but f64, as
+// several products of bf16 where one does not do.
 peak::Unit UnitOf(const AttentionCase& c, const ContextInfo& info) {
   if (c.dtype == DType::kF64) return peak::Unit::kF64Fma;
-  if (c.dtype == DType::kBF16) return peak::UnitOfEngine(info.engine);
+  const peak::Unit unit = peak::UnitOfEngine(info.engine);
+  if (unit == peak::Unit::kAmxBf16) return unit;
+  if (c.dtype == DType::kBF16 && c.precision != Precision::kExact) return unit;
   return peak::Unit::kF32Fma;
 }
 

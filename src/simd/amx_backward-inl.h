@@ -116,6 +116,7 @@ class BackwardPass {
     f.ds = s_.ds + rows;
     f.ds_pairs = s_.pairs + Layout::Pairs(key - chunk, query, chunk_);
     f.lse2 = s_.lse2 + 32 * query;
+    f.lse = static_cast<const float*>(b_.lse) + 32 * query;
     f.key = 32 * key;
     f.query = 32 * query;
     const SubBlock& sub = At(key, query);
@@ -160,7 +161,6 @@ class BackwardPass {
     } else if (b_.ds != nullptr) {
       f.score_gradient = static_cast<float*>(b_.ds) + 32 * row;
     }
-    f.lse = static_cast<const float*>(b_.lse) + 32 * query;
     f.late_delta = s_.late_delta + 32 * query;
     f.position = s_.position;
     for (int i = 0; o.query_position != nullptr && i < 32; ++i) {
@@ -227,8 +227,10 @@ class BackwardPass {
     uint8_t* const t = s_.tiles;
     ScoreOperands o;
     FusedBlock fused = {};
-    o.qk_half = dt_ * kIn * kTileBytes;
-    o.vo_half = vt_ * kIn * kTileBytes;
+    o.qk_half = dt_ * kTileBytes;
+    o.vo_half = vt_ * kTileBytes;
+    const int64_t qk_panel = 2 * kIn * o.qk_half,
+                  vo_panel = 2 * kIn * o.vo_half;
     o.steps_qk = dt_;
     o.steps_vo = vt_;
     o.dp[0][0] = t;
@@ -238,17 +240,16 @@ class BackwardPass {
     FusedMode mode = FusedMode::kNone;
     int parity = 0;
     for (int64_t key = slab; key < slab_end; ++key) {
-      o.k = static_cast<const uint8_t*>(b_.k_score) + 2 * key * o.qk_half;
-      o.v = static_cast<const uint8_t*>(b_.v_score) + 2 * key * o.vo_half;
+      o.k = static_cast<const uint8_t*>(b_.k_score) + key * qk_panel;
+      o.v = static_cast<const uint8_t*>(b_.v_score) + key * vo_panel;
       for (int64_t query = 0; query < queries_; ++query) {
         const SubBlock& sub = At(key, query);
         if (sub.hidden()) {
           if (sub.between || GivesScores()) Clear(chunk, slab, key, query);
           continue;
         }
-        o.q = static_cast<const uint8_t*>(b_.q_score) + 2 * query * o.qk_half;
-        o.dout =
-            static_cast<const uint8_t*>(b_.dout_score) + 2 * query * o.vo_half;
+        o.q = static_cast<const uint8_t*>(b_.q_score) + query * qk_panel;
+        o.dout = static_cast<const uint8_t*>(b_.dout_score) + query * vo_panel;
         o.tile_start = s_.tile_start + 32 * query;
         // The upper halves of S are still read when the next ones arrive.
         // Lower ones too, unless both products have the same depth.
@@ -393,19 +394,16 @@ class BackwardPass {
 
 template <class Variant>
 void Backward(const BackwardBlock& block) {
-  // Unrolled loops for the usual head dims of the fast variants; the others
-  // spend their time in tile products.
-  if constexpr (Variant::kFast) {
-    const int64_t dt = amx::DepthTiles(block.head_dim);
-    if (dt == amx::DepthTiles(block.value_dim)) {
-      switch (dt) {
-        case 2:
-          return BackwardPass<Variant, 2>(block).Run();
-        case 4:
-          return BackwardPass<Variant, 4>(block).Run();
-        case 8:
-          return BackwardPass<Variant, 8>(block).Run();
-      }
+  // Unrolled loops for the usual head dims.
+  const int64_t dt = amx::DepthTiles(block.head_dim);
+  if (dt == amx::DepthTiles(block.value_dim)) {
+    switch (dt) {
+      case 2:
+        return BackwardPass<Variant, 2>(block).Run();
+      case 4:
+        return BackwardPass<Variant, 4>(block).Run();
+      case 8:
+        return BackwardPass<Variant, 8>(block).Run();
     }
   }
   BackwardPass<Variant, 0>(block).Run();

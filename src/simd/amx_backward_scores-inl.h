@@ -13,7 +13,7 @@ HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
 
 // Operands of the products of one sub-block; `*_half` is the distance between
-// its two groups of 16 rows.
+// its two groups of 16 rows, and half that between terms.
 struct ScoreOperands {
   const uint8_t* k;
   const uint8_t* q;
@@ -35,8 +35,13 @@ template <class Variant, int kPanelTiles, FusedMode kMode, int kSteps>
 struct ScoreLoop {
   using Tiles = typename Variant::Tiles;
   static constexpr int kTerms = Variant::kInputTerms;
-  using Pairs = TermPairs<kTerms, kTerms, Variant::kTermLimit>;
-  static constexpr int kStepSlots = Pairs::kCount * 4;
+  // Of S (product 0) and dP.
+  template <int kProduct>
+  using Pairs =
+      TermPairs<kTerms, kTerms,
+                kProduct == 0 ? Variant::kScoreTermLimit : Variant::kTermLimit>;
+  template <int kProduct>
+  static constexpr int kStepSlots = Pairs<kProduct>::kCount * 4;
   // With 4 or 8 steps a product, the second product reads its quarter pages in
   // the order 2, 3, 0, 1, and the row pairs follow, so that stores of the last
   // steps of the first product are far from the first loads of the second.
@@ -67,7 +72,7 @@ struct ScoreLoop {
     if constexpr (kMode == FusedMode::kNone) {
       return;
     } else if constexpr (kSteps > 0) {
-      constexpr int kSlots = 2 * kSteps * kStepSlots;
+      constexpr int kSlots = kSteps * (kStepSlots<0> + kStepSlots<1>);
       constexpr int kSlot = Base::value + kOffset;
       RowRange<kSlot * 16 / kSlots, (kSlot + 1) * 16 / kSlots>(scale, lse0,
                                                                lse1);
@@ -84,18 +89,19 @@ struct ScoreLoop {
   template <int kProduct, int kPair, class Base>
   HWY_INLINE void Step(int64_t step, Base base, bool first, __m512 scale,
                        __m512 lse0, __m512 lse1) const {
-    constexpr TermPair kTerm = Pairs::Get(kPair);
+    using Terms = Pairs<kProduct>;
+    constexpr TermPair kTerm = Terms::Get(kPair);
     const int64_t half = kProduct == 0 ? o.qk_half : o.vo_half;
     const uint8_t* a =
-        (kProduct == 0 ? o.k : o.v) + (step * kTerms + kTerm.left) * kTileBytes;
-    const uint8_t* b = (kProduct == 0 ? o.q : o.dout) +
-                       (step * kTerms + kTerm.right) * kTileBytes;
-    if constexpr (Pairs::LoadsLeft(kPair)) Tiles::template Load<4>(a, 64);
-    if constexpr (Pairs::LoadsRight(kPair)) {
+        (kProduct == 0 ? o.k : o.v) + 2 * kTerm.left * half + step * kTileBytes;
+    const uint8_t* b = (kProduct == 0 ? o.q : o.dout) + 2 * kTerm.right * half +
+                       step * kTileBytes;
+    if constexpr (Terms::LoadsLeft(kPair)) Tiles::template Load<4>(a, 64);
+    if constexpr (Terms::LoadsRight(kPair)) {
       Tiles::template LoadStreaming<6>(b, 64);
       Tiles::template LoadStreaming<7>(b + half, 64);
     }
-    if constexpr (Pairs::LoadsLeft(kPair)) {
+    if constexpr (Terms::LoadsLeft(kPair)) {
       Tiles::template Load<5>(a + half, 64);
     }
     if (kPair == 0 && first) {
@@ -148,10 +154,12 @@ struct ScoreLoop {
   template <int kProduct, int... kStep>
   HWY_INLINE void FixedSteps(__m512 scale, __m512 lse0, __m512 lse1,
                              std::integer_sequence<int, kStep...>) const {
-    (StepPairs<kProduct>(kProduct == 0 ? kStep : kStep ^ kSwap,
-                         Const<(kProduct * kSteps + kStep) * kStepSlots>(),
-                         kStep == 0, scale, lse0, lse1,
-                         std::make_integer_sequence<int, Pairs::kCount>()),
+    (StepPairs<kProduct>(
+         kProduct == 0 ? kStep : kStep ^ kSwap,
+         Const<kProduct * kSteps * kStepSlots<0> +
+               kStep * kStepSlots<kProduct>>(),
+         kStep == 0, scale, lse0, lse1,
+         std::make_integer_sequence<int, Pairs<kProduct>::kCount>()),
      ...);
   }
 
@@ -162,7 +170,7 @@ struct ScoreLoop {
                            std::make_integer_sequence<int, kSteps>());
     } else {
       const int64_t steps = kProduct == 0 ? o.steps_qk : o.steps_vo;
-      const int64_t before = kProduct == 0 ? 0 : o.steps_qk;
+      const int64_t before = kProduct == 0 ? 0 : o.steps_qk * kStepSlots<0>;
       if (steps == 0) {
         Clear<kProduct, 0, 0, 0>();
         Clear<kProduct, 1, 0, 1>();
@@ -170,9 +178,9 @@ struct ScoreLoop {
         Clear<kProduct, 3, 1, 1>();
       }
       for (int64_t step = 0; step < steps; ++step) {
-        StepPairs<kProduct>(step, (before + step) * kStepSlots, step == 0,
-                            scale, lse0, lse1,
-                            std::make_integer_sequence<int, Pairs::kCount>());
+        StepPairs<kProduct>(
+            step, before + step * kStepSlots<kProduct>, step == 0, scale, lse0,
+            lse1, std::make_integer_sequence<int, Pairs<kProduct>::kCount>());
       }
     }
   }
@@ -184,12 +192,14 @@ template <class Variant, int kPanelTiles, FusedMode kMode, int kSteps>
 HWY_NOINLINE void ScoreStep(const ScoreOperands& o, const FusedContext& c,
                             const FusedBlock& fused) {
   using Loop = ScoreLoop<Variant, kPanelTiles, kMode, kSteps>;
-  const Loop loop{o, c, fused, (o.steps_qk + o.steps_vo) * Loop::kStepSlots};
+  const Loop loop{o, c, fused,
+                  o.steps_qk * Loop::template kStepSlots<0> +
+                      o.steps_vo * Loop::template kStepSlots<1>};
   __m512 scale = _mm512_setzero_ps(), lse0 = scale, lse1 = scale;
   if (kMode != FusedMode::kNone) {
-    scale = _mm512_set1_ps(c.Factors(kMode).scale);
-    lse0 = _mm512_loadu_ps(fused.Lse(kMode));
-    lse1 = _mm512_loadu_ps(fused.Lse(kMode) + 16);
+    scale = _mm512_set1_ps(c.Factors<Variant>(kMode).scale);
+    lse0 = _mm512_loadu_ps(fused.Lse<Variant>(kMode));
+    lse1 = _mm512_loadu_ps(fused.Lse<Variant>(kMode) + 16);
   }
   loop.template RunProduct<0>(scale, lse0, lse1);
   loop.template RunProduct<1>(scale, lse0, lse1);

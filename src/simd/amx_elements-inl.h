@@ -75,10 +75,12 @@ HWY_INLINE bool Has(int option, int given) {
 }
 
 // Where a bias may be, exponents are (score - lse) log2(e): a bias of -3e38,
-// which hides a key, times log2(e) would be infinite. Elsewhere log2(e) is in
-// the factors.
+// which hides a key, times log2(e) would be infinite. With three terms too,
+// since rounding lse log2(e) to f32 costs as much as all the rest. Elsewhere
+// log2(e) is in the factors.
+template <class Variant>
 constexpr bool InLog2(FusedMode mode) {
-  return (OptionsOf(mode) & kHasBias) == 0;
+  return Variant::kProbabilityTerms < 3 && (OptionsOf(mode) & kHasBias) == 0;
 }
 
 inline constexpr float kLog2OfE = 1.44269504f;

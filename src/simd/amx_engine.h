@@ -20,8 +20,13 @@ enum class AmxTerms {
   // bf16 inputs, P and dS as three terms: 1 product for S and dP, 3 for the
   // gradients and O. bf16 `exact`.
   kBf16Exact,
+  // f16 inputs as two terms (exactly), P and dS too: 4 products for S, which is
+  // then as good as in f32, 3 for the rest. f16 `fast`.
+  kF16,
   // f16 inputs as two terms (exactly), P and dS as three: 4 and 5 products.
   kF16Exact,
+  // Everything as two terms: 3 products. f32 `high`.
+  kF32High,
   // Everything as three terms: 6 products, f32's own accuracy.
   kF32,
 };

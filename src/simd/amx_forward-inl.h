@@ -197,7 +197,7 @@ class ForwardPass {
     state.max = max_;
     state.sum = sum;
     state.term_bytes = kTermBytes;
-    const int64_t half = dt_ * kIn * kTileBytes;
+    const int64_t panel = 2 * dt_ * kIn * kTileBytes;
     const int64_t count = std::max(next.count, current.count);
     for (int64_t i = 0; i < count; ++i) {
       ExpBlock e;
@@ -214,10 +214,9 @@ class ForwardPass {
           FetchPart<false>(b_.score.bias_stream, next.key[i], next.query);
         }
         ForwardScoreStep<Variant, kSteps, kNatural>(
-            static_cast<const uint8_t*>(b_.k_score) + 2 * next.key[i] * half,
-            static_cast<const uint8_t*>(b_.q_score) + 2 * next.query * half,
-            dt_, {ScoreTile(i), 2 * kTileBytes, kTileBytes}, pending_, state,
-            e);
+            static_cast<const uint8_t*>(b_.k_score) + next.key[i] * panel,
+            static_cast<const uint8_t*>(b_.q_score) + next.query * panel, dt_,
+            {ScoreTile(i), 2 * kTileBytes, kTileBytes}, pending_, state, e);
       } else {
         if (i == next.count) Flush();
         ExpAll<Variant, kNatural>(state, e);
@@ -418,15 +417,13 @@ class ForwardPass {
 
 template <class Variant>
 void Forward(const ForwardBlock& block) {
-  if constexpr (Variant::kFast) {
-    switch (amx::DepthTiles(block.head_dim)) {
-      case 2:
-        return ForwardPass<Variant, 2>(block).Run();
-      case 4:
-        return ForwardPass<Variant, 4>(block).Run();
-      case 8:
-        return ForwardPass<Variant, 8>(block).Run();
-    }
+  switch (amx::DepthTiles(block.head_dim)) {
+    case 2:
+      return ForwardPass<Variant, 2>(block).Run();
+    case 4:
+      return ForwardPass<Variant, 4>(block).Run();
+    case 8:
+      return ForwardPass<Variant, 8>(block).Run();
   }
   ForwardPass<Variant, 0>(block).Run();
 }

@@ -60,8 +60,8 @@ HWY_INLINE void ExpRowPair(const ExpState& state, const ExpBlock& b, int pair,
     p11 = _mm512_maskz_mul_ps(keep[3], p11, kept);
   }
   __m512i even[kTerms], odd[kTerms];
-  SplitTerms<typename Variant::Tiles, kTerms>(p00, p01, even);
-  SplitTerms<typename Variant::Tiles, kTerms>(p10, p11, odd);
+  SplitScores<typename Variant::Tiles, kTerms>(p00, p01, even);
+  SplitScores<typename Variant::Tiles, kTerms>(p10, p11, odd);
   uint8_t* HWY_RESTRICT p = b.p + pair * 64;
   for (int t = 0; t < kTerms; ++t) {
     _mm512_store_si512(p + t * state.term_bytes,
@@ -92,7 +92,7 @@ template <class Variant, int kSteps, bool kExp, bool kNatural>
 struct ForwardScoreLoop {
   using Tiles = typename Variant::Tiles;
   static constexpr int kTerms = Variant::kInputTerms;
-  using Pairs = TermPairs<kTerms, kTerms, Variant::kTermLimit>;
+  using Pairs = TermPairs<kTerms, kTerms, Variant::kScoreTermLimit>;
   static constexpr int kStepSlots = Pairs::kCount * 4;
 
   const uint8_t* k;
@@ -129,9 +129,9 @@ struct ForwardScoreLoop {
   HWY_INLINE void Pair(int64_t step, __m512 scale, __m512 max0, __m512 max1,
                        __m512& sum0, __m512& sum1) const {
     constexpr TermPair kTerm = Pairs::Get(kPair);
-    const int64_t half = steps * kTerms * kTileBytes;
-    const uint8_t* a = k + (step * kTerms + kTerm.left) * kTileBytes;
-    const uint8_t* r = q + (step * kTerms + kTerm.right) * kTileBytes;
+    const int64_t half = steps * kTileBytes;
+    const uint8_t* a = k + 2 * kTerm.left * half + step * kTileBytes;
+    const uint8_t* r = q + 2 * kTerm.right * half + step * kTileBytes;
     if constexpr (Pairs::LoadsLeft(kPair)) {
       Tiles::template LoadStreaming<4>(a, 64);
       Tiles::template LoadStreaming<5>(a + half, 64);

@@ -50,6 +50,7 @@ struct FusedBlock {
   uint8_t* p;               // first term, as left operand
   uint8_t* ds;
   uint8_t* ds_pairs;  // as right operand
+  const float* lse;
   const float* lse2;  // lse * log2(e)
   // Visible rows of each query, by key half: [begin, end).
   const float* begin[2];
@@ -62,12 +63,12 @@ struct FusedBlock {
   const float* bias;
   float* score_gradient;
   // Of the 32 queries:
-  const float* lse;
   const float* position;  // less `key`
   const float* late_delta;
 
+  template <class Variant>
   HWY_INLINE const float* Lse(FusedMode mode) const {
-    return InLog2(mode) ? lse2 : lse;
+    return InLog2<Variant>(mode) ? lse2 : lse;
   }
 };
 
@@ -81,8 +82,9 @@ struct FusedContext {
   int64_t pairs_term = 0;
   double* slope_gradient = nullptr;
 
+  template <class Variant>
   HWY_INLINE const ScoreFactors& Factors(FusedMode mode) const {
-    return InLog2(mode) ? log2 : natural;
+    return InLog2<Variant>(mode) ? log2 : natural;
   }
 };
 
@@ -99,14 +101,14 @@ HWY_INLINE void StoreRowPair(const FusedContext& c, const FusedBlock& b,
   constexpr int kP = Variant::kProbabilityTerms;
   constexpr int kDs = Variant::kGradientTerms;
   __m512i p_even[kP], p_odd[kP], even[kDs], odd[kDs];
-  SplitTerms<Tiles, kP>(p00, p01, p_even);
-  SplitTerms<Tiles, kP>(p10, p11, p_odd);
+  SplitScores<Tiles, kP>(p00, p01, p_even);
+  SplitScores<Tiles, kP>(p10, p11, p_odd);
   for (int t = 0; t < kP; ++t) {
     _mm512_store_si512(p + t * c.p_term, p_even[t]);
     _mm512_store_si512(p + t * c.p_term + Layout::kRow, p_odd[t]);
   }
-  SplitTerms<Tiles, kDs>(s00, s01, even);
-  SplitTerms<Tiles, kDs>(s10, s11, odd);
+  SplitScores<Tiles, kDs>(s00, s01, even);
+  SplitScores<Tiles, kDs>(s10, s11, odd);
   for (int t = 0; t < kDs; ++t) {
     _mm512_store_si512(ds + t * c.ds_term, even[t]);
     _mm512_store_si512(ds + t * c.ds_term + Layout::kRow, odd[t]);
@@ -120,10 +122,13 @@ HWY_INLINE void StoreRowPair(const FusedContext& c, const FusedBlock& b,
 // P and dS of 16 elements. Masked elements are 0 whatever S and dP are.
 template <class Variant, bool kMasked>
 HWY_INLINE void FuseVector(const uint8_t* s, const uint8_t* dp, __m512 scale,
-                           __m512 lse2, __mmask16 visible, __m512& p,
+                           __m512 lse, __mmask16 visible, __m512& p,
                            __m512& ds) {
-  p = Exp2<Variant::kExpDegree>(
-      _mm512_fmsub_ps(_mm512_load_ps(s), scale, lse2));
+  __m512 x = _mm512_fmsub_ps(_mm512_load_ps(s), scale, lse);
+  if (!InLog2<Variant>(FusedMode::kPlain)) {
+    x = _mm512_mul_ps(x, _mm512_set1_ps(kLog2OfE));
+  }
+  p = Exp2<Variant::kExpDegree>(x);
   if (kMasked) {
     p = _mm512_maskz_mov_ps(visible, p);
     ds = _mm512_maskz_mul_ps(visible, p, _mm512_load_ps(dp));
@@ -167,14 +172,14 @@ HWY_INLINE void FuseOptions(const FusedContext& c, const FusedBlock& b, int row,
                             __m512& ds) {
   const int column = 16 * query_half;
   const int64_t tile_row = row % 16 * 64;
-  const ScoreFactors& factors = c.Factors(kMode);
+  const ScoreFactors& factors = c.Factors<Variant>(kMode);
   __mmask16 visible = b.visible[2 * row + query_half];
   ScoreSlopes slopes;
   __m512 x = Score<kMode, Variant::kFast, true>(
       factors, c.options, _mm512_load_ps(b.s[row / 16][query_half] + tile_row),
       scale, lse, b.bias + 32 * row + column, b.position + column, row, visible,
       slopes);
-  if (!InLog2(kMode)) x = _mm512_mul_ps(x, _mm512_set1_ps(kLog2OfE));
+  if (!InLog2<Variant>(kMode)) x = _mm512_mul_ps(x, _mm512_set1_ps(kLog2OfE));
   p = Exp2<Variant::kExpDegree>(x, visible);
   __m512 grad = _mm512_load_ps(b.dp[row / 16][query_half] + tile_row);
   __m512 dropped = p;
@@ -220,8 +225,9 @@ HWY_NOINLINE void FuseRowPairGeneral(const FusedContext& c, const FusedBlock& b,
                                      int pair) {
   constexpr FusedMode kMode = FusedMode::kGeneral;
   FuseOptionsRowPair<Variant, kPanelTiles, kMode>(
-      c, b, pair, _mm512_set1_ps(c.Factors(kMode).scale),
-      _mm512_loadu_ps(b.Lse(kMode)), _mm512_loadu_ps(b.Lse(kMode) + 16));
+      c, b, pair, _mm512_set1_ps(c.Factors<Variant>(kMode).scale),
+      _mm512_loadu_ps(b.Lse<Variant>(kMode)),
+      _mm512_loadu_ps(b.Lse<Variant>(kMode) + 16));
 }
 
 template <class Variant, int kPanelTiles, FusedMode kMode>
@@ -241,9 +247,9 @@ HWY_INLINE void FuseRows(const FusedContext& c, const FusedBlock& b, int pair,
 // The fused pass of a sub-block on its own, after the last of a slab.
 template <class Variant, int kPanelTiles, FusedMode kMode>
 HWY_NOINLINE void FuseAll(const FusedContext& c, const FusedBlock& b) {
-  const __m512 scale = _mm512_set1_ps(c.Factors(kMode).scale);
-  const __m512 lse0 = _mm512_loadu_ps(b.Lse(kMode));
-  const __m512 lse1 = _mm512_loadu_ps(b.Lse(kMode) + 16);
+  const __m512 scale = _mm512_set1_ps(c.Factors<Variant>(kMode).scale);
+  const __m512 lse0 = _mm512_loadu_ps(b.Lse<Variant>(kMode));
+  const __m512 lse1 = _mm512_loadu_ps(b.Lse<Variant>(kMode) + 16);
   for (int pair = 0; pair < 16; ++pair) {
     FuseRows<Variant, kPanelTiles, kMode>(c, b, pair, scale, lse0, lse1);
   }

@@ -14,36 +14,44 @@ namespace fa2::simd::HWY_NAMESPACE {
 
 // kInput: bf16 terms of Q, K, V and dO; kProbability: of P; kGradient: of dS.
 // The last two decide the accuracy, and with it which products of terms are
-// left out and how good the exponential has to be.
-template <class TilesClass, int kInput, int kProbability, int kGradient>
+// left out (kScoreLimit: of S) and how good the exponential has to be.
+template <class TilesClass, int kInput, int kProbability, int kGradient,
+          int kScoreLimit = kProbability>
 struct AmxVariant {
   using Tiles = TilesClass;
   static constexpr int kInputTerms = kInput;
   static constexpr int kProbabilityTerms = kProbability;
   static constexpr int kGradientTerms = kGradient;
   static constexpr int kTermLimit = kProbability;
+  static constexpr int kScoreTermLimit = kScoreLimit;
   static constexpr bool kFast = kGradient == 1;
-  static constexpr int kExpDegree = kFast ? 4 : 6;
+  static constexpr int kExpDegree = kProbability < 3 ? 4 : 6;
 };
 
 // Blocks: K, V, K^T, dK and dV of the keys, Q and dO (packed twice) and dQ of
-// the queries and dS of a chunk stay in a 2 MiB L2 (1.3 to 1.7 MiB); several
-// terms take shorter blocks.
+// the queries and dS of a chunk stay in a 2 MiB L2 (1.3 to 1.7 MiB).
 template <class Variant>
 BlockSizes AmxBackwardBlocks(int64_t head_dim, int64_t value_dim) {
   const int64_t depth = amx::DepthTiles(std::max(head_dim, value_dim));
-  const int64_t terms = Variant::kInputTerms;
-  if (depth <= 2) return {1024 / terms, 512 / terms};
-  if (depth <= 4) return {512 / terms, 256};
-  return {256 / terms, depth <= 8 && terms == 1 ? 256 : 128};
+  constexpr int kTerms = Variant::kInputTerms;
+  if constexpr (kTerms == 1) {
+    if (depth <= 2) return {1024, 512};
+    if (depth <= 4) return {512, 256};
+    return {256, depth <= 8 ? 256 : 128};
+  }
+  if (depth <= 2) return {kTerms == 2 ? 512 : 256, 256};
+  if (depth <= 4) return {256, kTerms == 2 ? 256 : 128};
+  return {128, 128};
 }
 
 // Forward keeps no gradients: K and V stream from L2 for every 32 queries.
 template <class Variant>
 BlockSizes AmxForwardBlocks(int64_t head_dim, int64_t value_dim) {
   const int64_t depth = amx::DepthTiles(std::max(head_dim, value_dim));
-  const int64_t terms = Variant::kInputTerms;
-  return {(depth <= 4 ? 1024 : 512) / terms, 256};
+  constexpr int kParts = Variant::kInputTerms == 1   ? 1
+                         : Variant::kInputTerms == 2 ? 2
+                                                     : 4;
+  return {(depth <= 4 ? 1024 : 512) / kParts, 256};
 }
 
 template <class Variant>
@@ -106,8 +114,12 @@ const Engine* AmxEngineFor(AmxTerms terms) {
       return MakeAmxEngine<AmxVariant<Tiles, 1, 2, 1>>("amx");
     case AmxTerms::kBf16Exact:
       return MakeAmxEngine<AmxVariant<Tiles, 1, 3, 3>>("amx_bf16_exact");
+    case AmxTerms::kF16:
+      return MakeAmxEngine<AmxVariant<Tiles, 2, 2, 2, 3>>("amx_f16");
     case AmxTerms::kF16Exact:
       return MakeAmxEngine<AmxVariant<Tiles, 2, 3, 3>>("amx_f16_exact");
+    case AmxTerms::kF32High:
+      return MakeAmxEngine<AmxVariant<Tiles, 2, 2, 2>>("amx_f32_high");
     case AmxTerms::kF32:
       return MakeAmxEngine<AmxVariant<Tiles, 3, 3, 3>>("amx_f32");
   }

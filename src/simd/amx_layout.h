@@ -4,8 +4,9 @@
 // A value is held as a sum of `terms` bf16 numbers (1: bf16 itself; 2: exact
 // for f16, 16 bits of an f32; 3: 24 bits, all of an f32).
 //
-//   kScoreLeft   [16 rows][depth / 32][term] tiles of 16 rows x 32 depth
-//   kScoreRight  [16 rows][depth / 32][term] tiles of 16 depth pairs x 16 rows
+//   kScoreLeft   [32 rows][term][half][depth / 32] tiles of 16 rows x 32 depth
+//   kScoreRight  [32 rows][term][half][depth / 32] tiles of 16 depth pairs x
+//                16 rows
 //   kGradRight   [term][depth / 16][32 rows] tiles of 16 row pairs x 16 depth
 //   kGradLeft    [chunk][term][depth / 16][32 rows] tiles of 16 depth x 32 rows
 //   key accumulator    [16 keys][depth / 16] tiles of 16 keys x 16 depth

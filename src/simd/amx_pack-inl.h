@@ -38,26 +38,52 @@ HWY_INLINE void Transpose16x16(__m512i* HWY_RESTRICT r) {
   }
 }
 
-HWY_INLINE __m512 WidenBf16(__m256i x) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+// The upper 16 bits of x, which is left with the rest. What is left of an
+// infinite x is NaN.
+HWY_INLINE __m512 TakeUpperBits(__m512& x) {
+  const __m512 taken = _mm512_castsi512_ps(
+      _mm512_and_si512(_mm512_castps_si512(x),
+                       _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  x = _mm512_sub_ps(x, taken);
+  return taken;
 }
 
-// 32 floats as a sum of kTerms bf16 vectors, most significant first. What a
-// non-finite number leaves is 0, so that it keeps its own value.
+// x to bf16, half up, which leaves half as much as cutting it off, of both
+// signs. Nothing is left of a non-finite number, so that it keeps its own
+// value.
+HWY_INLINE __m512 TakeNearest(__m512& x) {
+  // Quiet NaN, infinities, signalling NaN.
+  const __mmask16 finite =
+      _knot_mask16(_mm512_fpclass_ps_mask(x, 0x01 | 0x08 | 0x10 | 0x80));
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512 taken = _mm512_castsi512_ps(_mm512_mask_and_epi32(
+      bits, finite, _mm512_add_epi32(bits, _mm512_set1_epi32(0x8000)),
+      _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  x = _mm512_maskz_sub_ps(finite, x, taken);
+  return taken;
+}
+
+// 32 inputs as a sum of kTerms bf16 vectors, most significant first.
 template <class Tiles, int kTerms>
 HWY_INLINE void SplitTerms(__m512 low, __m512 high,
                            __m512i* HWY_RESTRICT terms) {
-  for (int t = 0; t < kTerms; ++t) {
-    terms[t] = Tiles::RoundToBf16(low, high);
-    if (t + 1 < kTerms) {
-      low = _mm512_sub_ps(low, WidenBf16(_mm512_castsi512_si256(terms[t])));
-      high = _mm512_sub_ps(high,
-                           WidenBf16(_mm512_extracti64x4_epi64(terms[t], 1)));
-      low = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(low, low, _CMP_ORD_Q), low);
-      high =
-          _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(high, high, _CMP_ORD_Q), high);
-    }
+  for (int t = 0; t + 1 < kTerms; ++t) {
+    const __m512 low_term = TakeNearest(low), high_term = TakeNearest(high);
+    terms[t] = Tiles::RoundToBf16(low_term, high_term);
   }
+  terms[kTerms - 1] = Tiles::RoundToBf16(low, high);
+}
+
+// The same of P and dS, in the fewest operations: the fused passes wait for
+// them.
+template <class Tiles, int kTerms>
+HWY_INLINE void SplitScores(__m512 low, __m512 high,
+                            __m512i* HWY_RESTRICT terms) {
+  for (int t = 0; t + 1 < kTerms; ++t) {
+    const __m512 low_term = TakeUpperBits(low), high_term = TakeUpperBits(high);
+    terms[t] = Tiles::RoundToBf16(low_term, high_term);
+  }
+  terms[kTerms - 1] = Tiles::RoundToBf16(low, high);
 }
 
 // Reads up to 32 elements of a row as bf16 terms; the rest are 0. Elements
@@ -154,7 +180,7 @@ bool PackRows(Role role, const Rows& rows, int64_t padded_rows,
             __m512i* HWY_RESTRICT v = x[t] + 16 * half;
             if (role == Role::kScoreRight) Transpose16x16(v);
             uint8_t* tile =
-                packed + (((2 * panel + half) * depth_tiles + k) * kTerms + t) *
+                packed + (((panel * kTerms + t) * 2 + half) * depth_tiles + k) *
                              kTileBytes;
             for (int i = 0; i < 16; ++i) {
               _mm512_store_si512(tile + 64 * i, v[i]);

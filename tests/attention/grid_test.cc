@@ -166,6 +166,24 @@ TEST(AttentionGrid, OneHeadOnAnyNumberOfThreads) {
   }
 }
 
+// An engine chosen for many keys must be as good where a mask leaves few.
+TEST(AttentionGrid, FewOfManyKeysVisible) {
+  const Contexts contexts({2});
+  for (const Numbers& numbers : kNumbers) {
+    for (const double masked : {0.0, 0.9, 0.99}) {
+      AttentionCase c;
+      c.dtype = numbers.dtype;
+      c.precision = numbers.precision;
+      c.nq = 70;
+      c.nk = 300;
+      c.head_dim = c.value_dim = 64;
+      c.bias = DType::kBool;
+      c.bias_masked = masked;
+      ExpectAttention(c, contexts.list());
+    }
+  }
+}
+
 // Many narrow ranges of keys, which few threads take in groups.
 TEST(AttentionGrid, GroupedRangesOnAnyNumberOfThreads) {
   if (CasesOfSixteen() < 16) return;

@@ -20,7 +20,8 @@ struct Subject {
   const Engine* engine;
   DType dtype;
   // Relative L2 error of a gradient that many sums make up; P and dS rounded to
-  // bf16 cost 1.7e-3, f32 sums 2e-7 and more with the depth.
+  // bf16 cost 1.7e-3, two bf16 terms 1e-5 and, where queries see few keys and
+  // dS is a small difference, 3e-5; f32 sums 2e-7 and more with the depth.
   double tolerance;
 };
 
@@ -45,6 +46,10 @@ std::vector<Subject> Subjects() {
                         DType::kBF16, 4e-3});
     subjects.push_back(
         {name + "_exact", engine(AmxTerms::kBf16Exact), DType::kBF16, 3e-6});
+    subjects.push_back(
+        {name + "_f16", engine(AmxTerms::kF16), DType::kF16, 4e-5});
+    subjects.push_back(
+        {name + "_f32_high", engine(AmxTerms::kF32High), DType::kF32, 4e-5});
     subjects.push_back(
         {name + "_f16_exact", engine(AmxTerms::kF16Exact), DType::kF16, 3e-6});
     subjects.push_back(
@@ -256,7 +261,8 @@ TEST(AmxTiles, HardwareMatchesEmulation) {
 TEST(AmxTiles, EnginesComeTogether) {
   for (AmxTerms terms :
        {AmxTerms::kBf16, AmxTerms::kBf16FewKeys, AmxTerms::kBf16Exact,
-        AmxTerms::kF16Exact, AmxTerms::kF32}) {
+        AmxTerms::kF16, AmxTerms::kF16Exact, AmxTerms::kF32High,
+        AmxTerms::kF32}) {
     EXPECT_EQ(AmxEngine(terms) != nullptr, AmxAvailable());
   }
 }

@@ -96,7 +96,10 @@ Precisions PrecisionsOf(const AttentionCase& c) {
     // holds both. exp may then be a polynomial of degree 3 (1e-4).
     return {2.5e-3, 2.5e-3, 2e-4};
   }
-  if (c.dtype == DType::kF32 && c.precision == Precision::kHigh) {
+  // Two bf16 terms on a matrix unit. f16 results are rounded 16 times as
+  // coarsely.
+  if (c.dtype == DType::kF16 ||
+      (c.dtype == DType::kF32 && c.precision == Precision::kHigh)) {
     return {1.5e-5 * growth, 0.0, 1e-5};
   }
   return {f32, 0.0, 1e-6};
