@@ -36,7 +36,8 @@ enum class Causal : int32_t {
 
 enum class Precision : int32_t {
   kFast = 0,  // bf16 inputs: products in bf16 with f32 sums, P and dS rounded
-              // to bf16 (relative L2 error <= 2.5e-3)
+              // to bf16 (relative L2 error <= 2.5e-3). f16 inputs: P and dS
+              // may be two bf16 terms (<= 1.5e-5 before they are stored)
   kHigh = 1,  // f32 inputs may use three products of two bf16 terms on a matrix
               // unit (<= 1.5e-5); elsewhere as kFast
   kExact = 2,  // P and dS stay f32 (<= 3e-6)
