@@ -34,7 +34,7 @@ if [[ ! -e $sysroot/complete ]]; then
        -o APT::Sandbox::User=)
   "${apt[@]}" update </dev/null
   (cd "$lists/archives" && "${apt[@]}" download libhwy-dev libhwy1 libtbb-dev libtbb12 libtbbmalloc2 \
-    libtbbbind-2-5 libgtest-dev googletest </dev/null)
+    libtbbbind-2-5 libgtest-dev googletest nlohmann-json3-dev </dev/null)
   for package in "$lists"/archives/*.deb; do dpkg-deb -x "$package" "$sysroot"; done
   rm -rf "$lists"
   touch "$sysroot/complete"
