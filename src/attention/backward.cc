@@ -97,7 +97,7 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
 BackwardRun::Worker::Worker(const BackwardRun& run, Carver* carver)
     : scores(run.problem_, run.engine_, run.staging_, run.bias_tiles_,
              run.plan_.blocks, run.block_dbias().given(),
-             run.args_.dalibi_slopes.given(), true, carver),
+             run.args_.dalibi_slopes.given(), carver),
       rows(run.problem_, run.engine_, run.row_kernels_,
            std::max(run.plan_.blocks.keys, run.plan_.blocks.queries), carver),
       bias(run.block_dbias(), run.args_.accumulate_dbias, run.problem_,
@@ -384,6 +384,9 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardItem& item,
     }
   }
   if (worker->bias.wanted() && !streams) {
+    // A hidden block's other keys are, or have been, another visit's.
+    place.keys = place.shown;
+    place.padded_keys = s.keys.Padded(place.keys);
     const simd::StagedShape shape = worker->scores.Shape(place);
     worker->bias.Collect(shape, !visible);
     const bool last_sequence = sequence + 1 == item.sequence_end;
@@ -412,9 +415,14 @@ Status Prepare(const AttentionBackwardArgs& args, const Context& context,
                          args.options.precision, state->problem.most_keys());
   const TensorView dbias = BlockBiasGradient(args.dbias, state->problem);
   BackwardUse use;
-  use.share_batch = SharesBatch(dbias);
-  use.share_heads = SharesHeads(dbias);
-  use.score_gradients = args.dbias.given() || args.dalibi_slopes.given();
+  use.share_batch = SharesBatch(dbias) && state->problem.sequences.size() > 1;
+  use.share_heads = SharesHeads(dbias) && state->problem.q_heads > 1;
+  // Every element of dbias comes from one of dS and streams out.
+  const bool streams = dbias.given() && (*engine)->streams_scores &&
+                       !use.share_batch && !use.share_heads &&
+                       !SharesQueries(dbias, state->problem);
+  use.score_gradients =
+      (args.dbias.given() && !streams) || args.dalibi_slopes.given();
   use.threads = impl.pool().num_threads();
   PlanBackward(state->problem, **engine, use, &state->plan);
   return Status::Ok();

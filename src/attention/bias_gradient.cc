@@ -7,7 +7,7 @@ namespace fa2::attention {
 BiasGradientRows::BiasGradientRows(const TensorView& dbias,
                                    const Problem& problem,
                                    const simd::Engine& engine, Carver* carver) {
-  if (!dbias.given() || dbias.sizes[2] != 1 || problem.q.sizes[2] == 1) return;
+  if (!SharesQueries(dbias, problem)) return;
   bytes =
       static_cast<size_t>(dbias.sizes[0] * dbias.sizes[1] * dbias.sizes[3]) *
       SizeOf(engine.accumulator);
@@ -70,7 +70,11 @@ simd::ScoreMatrix BiasGradient::MatrixOf(const BlockPlace& place) const {
 }
 
 simd::ScoreStream BiasGradient::Stream(const BlockPlace& place) const {
-  return {&staging_, MatrixOf(place), place.queries.size(), place.keys.size(),
+  return {&staging_,
+          MatrixOf(place),
+          place.queries.size(),
+          place.shown.end - place.keys.begin,
+          place.shown.begin - place.keys.begin,
           add_};
 }
 

@@ -28,7 +28,9 @@ inline bool SharesBatch(const TensorView& dbias) {
 inline bool SharesHeads(const TensorView& dbias) {
   return dbias.given() && dbias.sizes[1] == 1;
 }
-
+inline bool SharesQueries(const TensorView& dbias, const Problem& problem) {
+  return dbias.given() && dbias.sizes[2] == 1 && problem.q.sizes[2] != 1;
+}
 inline bool SharesKeys(const TensorView& dbias, const Problem& problem) {
   return dbias.given() && dbias.sizes[3] == 1 && problem.k.sizes[2] != 1;
 }

@@ -14,7 +14,7 @@ BlockScores::BlockScores(const Problem& problem, const simd::Engine& engine,
                          const BiasTiles& bias_tiles,
                          const simd::BlockSizes& largest,
                          bool want_bias_gradient, bool want_alibi_gradient,
-                         bool backward, Carver* carver)
+                         Carver* carver)
     : problem_(problem),
       engine_(engine),
       staging_(staging),
@@ -22,7 +22,7 @@ BlockScores::BlockScores(const Problem& problem, const simd::Engine& engine,
       positions_(problem.options.alibi_slopes.given() || want_alibi_gradient),
       tile_stride_(CeilDiv(largest.queries, simd::kTileQueries) + 1),
       want_bias_gradient_(want_bias_gradient),
-      stream_dropout_(backward && engine.streams_scores) {
+      stream_dropout_(engine.streams_scores) {
   const size_t element = SizeOf(engine.accumulator);
   const size_t queries = static_cast<size_t>(largest.queries);
   const size_t scores = queries * static_cast<size_t>(largest.keys) * element;
@@ -156,8 +156,8 @@ bool BlockScores::PrepareAs(const BlockPlace& place, simd::Block* block) {
     matrix.query_stride = bias.sizes[2] == 1 ? 0 : bias.strides[2];
     matrix.key_stride = bias.sizes[3] == 1 ? 0 : bias.strides[3];
     if (engine_.streams_scores) {
-      score.bias_stream = {&staging_, matrix, place.queries.size(),
-                           place.keys.size(), false};
+      score.bias_stream = {&staging_,         matrix, place.queries.size(),
+                           place.keys.size(), 0,      false};
       // What the scan has not told. Tiles that it has were looked at.
       if (!bias_tiles_.known() && !AnyVisible(matrix, Shape(place))) {
         return false;

@@ -31,7 +31,7 @@ class BlockScores {
   BlockScores(const Problem& problem, const simd::Engine& engine,
               const simd::StagingKernels& staging, const BiasTiles& bias_tiles,
               const simd::BlockSizes& largest, bool want_bias_gradient,
-              bool want_alibi_gradient, bool backward, Carver* carver);
+              bool want_alibi_gradient, Carver* carver);
 
   // Fills everything of `block` but the operands and the engine's scratch;
   // false when no element is visible.

@@ -57,9 +57,11 @@ class BackwardPass {
         const int64_t slab_end = std::min(chunk_end, slab + kSlabPanels);
         dropout_.Finish();
         ScoresAs(chunk, slab, slab_end);
-        if (dropout_.given() && slab_end < keys_) {
-          dropout_.Begin(32 * slab_end);
-          KeyGradients(slab, slab_end, dropout_);
+        FetchBias(slab_end);
+        if (dropout_.given() || b_.score.bias_stream.given()) {
+          if (slab_end < keys_) dropout_.Begin(32 * slab_end);
+          OptionsToCome side{dropout_, fetch_};
+          KeyGradients(slab, slab_end, side);
         } else {
           NoSideWork side;
           KeyGradients(slab, slab_end, side);
@@ -74,6 +76,40 @@ class BackwardPass {
   static void* AlignPage(void* p) {
     return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(p) + 4095) &
                                    ~uintptr_t{4095});
+  }
+
+  // What of the next slab's options runs after four tile products.
+  struct OptionsToCome {
+    SlabDropout& dropout;
+    StreamFetch& fetch;
+    HWY_INLINE void Step() {
+      dropout.Step();
+      fetch.Step();
+      fetch.Step();
+    }
+  };
+
+  // Begins to ask for the bias of the slab from panel `slab` on; after the last
+  // one, for that of the first against the queries after the block's, which are
+  // most often next.
+  void FetchBias(int64_t slab) {
+    fetch_.Finish();
+    ScoreStream bias = b_.score.bias_stream;
+    if (!bias.given()) return;
+    if (slab >= keys_) {
+      if (b_.tiles != nullptr) return;
+      bias.queries += b_.queries;
+      fetch_.Begin(bias, 0, std::min(keys_, kSlabPanels), queries_, queries_);
+      return;
+    }
+    const int64_t count = std::min(keys_ - slab, kSlabPanels);
+    const auto hidden = [&](int64_t query) {
+      return At(slab, query).hidden() && At(slab + count - 1, query).hidden();
+    };
+    int64_t first = 0, last = queries_;
+    while (first < last && hidden(first)) ++first;
+    while (first < last && hidden(last - 1)) --last;
+    fetch_.Begin(bias, slab, count, first, last - first);
   }
 
   void Prepare() {
@@ -141,15 +177,16 @@ class BackwardPass {
   }
 
   // The same for modes with options.
-  void PlaceOptions(int64_t slab, int64_t key, int64_t query,
-                    FusedBlock& f) const {
+  void PlaceOptions(int64_t slab, int64_t key, int64_t query, FusedBlock& f) {
     const ScoreOptions& o = b_.score;
     const int64_t row = query * o.staged_key_rows + 32 * key;
     if (o.bias_stream.given()) {
       f.bias = s_.bias;
+      f.fetch = &fetch_;
       TakePart(o.bias_stream, key, query, s_.bias);
     } else if (o.bias != nullptr) {
       f.bias = static_cast<const float*>(o.bias) + 32 * row;
+      f.fetch = &fetch_;
     }
     if (dropout_.given()) {
       f.keep = dropout_.Panel(query) + 64 * (key - slab);
@@ -258,12 +295,6 @@ class BackwardPass {
         o.s[1][0] = t + (parity ? 10 : 6) * kTileBytes;
         o.s[1][1] = t + (parity ? 9 : 5) * kTileBytes;
         parity ^= 1;
-        if (kPlainMode != FusedMode::kPlain && b_.score.bias_stream.given()) {
-          FetchPart<false>(b_.score.bias_stream, key, query);
-        }
-        if (mode != FusedMode::kNone && b_.ds_stream.given()) {
-          FetchPart<true>(b_.ds_stream, fused.key / 32, fused.query / 32);
-        }
         Advance<kPlainMode>(mode, o, fused);
         if (mode != FusedMode::kNone) Give(fused);
         for (int i = 0; i < 2; ++i) {
@@ -389,6 +420,7 @@ class BackwardPass {
   const BackwardScratch s_;
   const PendingTiles dummy_;
   SlabDropout dropout_;
+  StreamFetch fetch_;  // of bias_stream
   FusedContext c_;
 };
 

@@ -1,7 +1,6 @@
-// Dropout's bits for the backward pass on AMX, drawn a few at a time between
-// the tile products of the slab before: Philox takes some 900 cycles of vector
-// instructions for 32 x 32 elements, while the products of dV and dK leave the
-// vector units idle.
+// Dropout's bits on AMX, drawn a few at a time between the tile products before
+// they are needed, those of dV and dK or of O: Philox takes some 1,100 cycles of
+// vector instructions for 32 x 32 elements.
 
 // Included for one Highway target only, amx_target.h.
 #ifndef FA2_SRC_SIMD_AMX_DROPOUT_INL_H_
@@ -15,6 +14,82 @@
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
 
+// Draws the bits of 8 keys x 16 queries of a block.
+class DropoutBits {
+ public:
+  explicit DropoutBits(const ScoreOptions& o)
+      : dropout_(o.dropout_stream), keys_(o.dropout_stream.seed) {
+    if (!given()) return;
+    dropped_ = static_cast<uint32_t>(PhiloxThreshold(dropout_.p) - 1);
+    for (int i = 0; i < 16; ++i) {
+      lane_[i % 2][i / 2] =
+          static_cast<uint64_t>(i) * (dropout_.query_stride / 4);
+    }
+  }
+
+  bool given() const { return dropout_.p > 0.0; }
+
+  // Bits of key i and the 16 queries go to bits[2 * i].
+  HWY_NOINLINE void Draw(int64_t key, int64_t query, uint16_t* bits) const {
+    const uint64_t first =
+        (dropout_.first + static_cast<uint64_t>(key)) / 4 +
+        static_cast<uint64_t>(query) * (dropout_.query_stride / 4);
+    // Four chains of products: one alone takes 70 cycles, in which the unit
+    // could do four.
+    __m512i c[4][4];
+    for (int g = 0; g < 4; ++g) {
+      c[g][0] = _mm512_add_epi64(
+          _mm512_load_si512(lane_[g % 2]),
+          _mm512_set1_epi64(static_cast<long long>(first + g / 2)));
+    }
+    Philox(c);
+    for (int g = 0; g < 4; g += 2) {
+      for (int w = 0; w < 4; ++w) {
+        const __m512i words = _mm512_mask_shuffle_epi32(
+            c[g][w], 0xAAAA, c[g + 1][w], _MM_PERM_CDAB);
+        bits[4 * g + 2 * w] = static_cast<uint16_t>(_mm512_cmpgt_epu32_mask(
+            words, _mm512_set1_epi32(static_cast<int>(dropped_))));
+      }
+    }
+  }
+
+ private:
+  // PhiloxBlocks of philox-inl.h for the four groups of blocks c[.][0].
+  HWY_INLINE void Philox(__m512i (&c)[4][4]) const {
+    const __m512i multiplier0 = _mm512_set1_epi64(0xD2511F53);
+    const __m512i multiplier1 = _mm512_set1_epi64(0xCD9E8D57);
+    const auto key = [this](int i) HWY_ATTR {
+      return _mm512_set1_epi64(static_cast<long long>(keys_.word[i]));
+    };
+    for (int g = 0; g < 4; ++g) {
+      const __m512i block = c[g][0];
+      const __m512i product = _mm512_mul_epu32(block, multiplier0);
+      c[g][0] = _mm512_xor_si512(_mm512_srli_epi64(block, 32), key(0));
+      c[g][1] = _mm512_setzero_si512();
+      c[g][2] = _mm512_xor_si512(_mm512_srli_epi64(product, 32), key(1));
+      c[g][3] = product;
+    }
+    for (int round = 1; round < 10; ++round) {
+      const __m512i key0 = key(2 * round), key1 = key(2 * round + 1);
+      for (int g = 0; g < 4; ++g) {
+        const __m512i product0 = _mm512_mul_epu32(c[g][0], multiplier0);
+        const __m512i product1 = _mm512_mul_epu32(c[g][2], multiplier1);
+        const __m512i high0 = _mm512_shuffle_epi32(product0, _MM_PERM_CDAB);
+        const __m512i high1 = _mm512_srli_epi64(product1, 32);
+        c[g][0] = _mm512_ternarylogic_epi64(high1, c[g][1], key0, 0x96);
+        c[g][1] = product1;
+        c[g][2] = _mm512_ternarylogic_epi64(high0, c[g][3], key1, 0x96);
+        c[g][3] = product0;
+      }
+    }
+  }
+
+  const DropoutBlock& dropout_;
+  const PhiloxKeys keys_;
+  HWY_ALIGN uint64_t lane_[2][8];  // blocks from the first query to the lanes'
+  uint32_t dropped_ = 0;           // the greatest output that is dropped
+};
+
 // Bits of 64 keys and all queries of a block.
 class SlabDropout {
  public:
@@ -25,20 +100,11 @@ class SlabDropout {
 
   // Does nothing if the block has no dropout_stream.
   SlabDropout(const ScoreOptions& o, int64_t query_panels, void* bits)
-      : dropout_(o.dropout_stream),
-        given_(o.dropout_stream.p > 0.0),
+      : source_(o),
         query_panels_(query_panels),
-        bits_(static_cast<uint16_t*>(bits)),
-        keys_(o.dropout_stream.seed) {
-    if (!given_) return;
-    dropped_ = static_cast<uint32_t>(PhiloxThreshold(dropout_.p) - 1);
-    for (int i = 0; i < 16; ++i) {
-      lane_[i % 2][i / 2] =
-          static_cast<uint64_t>(i) * (dropout_.query_stride / 4);
-    }
-  }
+        bits_(static_cast<uint16_t*>(bits)) {}
 
-  bool given() const { return given_; }
+  bool given() const { return source_.given(); }
   // Of the first key of the slab, [32 keys ahead by 64][2 halves] a panel.
   const uint16_t* Panel(int64_t query_panel) const {
     return bits_ + query_panel * 2 * kKeys;
@@ -48,7 +114,7 @@ class SlabDropout {
   void Begin(int64_t key) {
     key_ = key;
     unit_ = 0;
-    units_ = given_ ? 2 * query_panels_ * (kKeys / 4) : 0;
+    units_ = given() ? 2 * query_panels_ * (kKeys / 8) : 0;
   }
   // Draws what is left of them.
   void Finish() {
@@ -56,49 +122,21 @@ class SlabDropout {
   }
   // After four tile products.
   HWY_INLINE void Step() {
-    if (unit_ < units_) {
-      Unit();
-      Unit();
-    }
+    if (unit_ < units_) Unit();
   }
 
  private:
-  // 4 keys of 16 queries.
-  HWY_NOINLINE void Unit() {
-    const hn::FixedTag<uint64_t, 8> d64;
-    const hn::FixedTag<uint32_t, 16> d32;
-    const int64_t half = unit_ / (kKeys / 4);  // of a query panel
-    const int64_t key = unit_ % (kKeys / 4) * 4;
+  HWY_INLINE void Unit() {
+    const int64_t half = unit_ / (kKeys / 8);  // of a query panel
+    const int64_t key = unit_ % (kKeys / 8) * 8;
     ++unit_;
-    const auto first =
-        hn::Set(d64, (dropout_.first + static_cast<uint64_t>(key_ + key)) / 4 +
-                         static_cast<uint64_t>(16 * half) *
-                             (dropout_.query_stride / 4));
-    hn::Vec<decltype(d64)> e0, e1, e2, e3, o0, o1, o2, o3;
-    PhiloxBlocks(d64, keys_, hn::Add(first, hn::Load(d64, lane_[0])), e0, e1,
-                 e2, e3);
-    PhiloxBlocks(d64, keys_, hn::Add(first, hn::Load(d64, lane_[1])), o0, o1,
-                 o2, o3);
-    uint16_t* bits = bits_ + half / 2 * 2 * kKeys + 2 * key + half % 2;
-    bits[0] = Kept(PhiloxWord(d32, e0, o0));
-    bits[2] = Kept(PhiloxWord(d32, e1, o1));
-    bits[4] = Kept(PhiloxWord(d32, e2, o2));
-    bits[6] = Kept(PhiloxWord(d32, e3, o3));
+    source_.Draw(key_ + key, 16 * half,
+                 bits_ + half / 2 * 2 * kKeys + 2 * key + half % 2);
   }
 
-  template <class V>
-  HWY_INLINE uint16_t Kept(V words) const {
-    return static_cast<uint16_t>(_mm512_cmpgt_epu32_mask(
-        words.raw, _mm512_set1_epi32(static_cast<int>(dropped_))));
-  }
-
-  const DropoutBlock& dropout_;
-  const bool given_;
+  const DropoutBits source_;
   const int64_t query_panels_;
   uint16_t* const bits_;
-  const PhiloxKeys keys_;
-  HWY_ALIGN uint64_t lane_[2][8];  // blocks from the first query to the lanes'
-  uint32_t dropped_ = 0;           // the greatest output that is dropped
   int64_t key_ = 0;
   int64_t unit_ = 0;
   int64_t units_ = 0;

@@ -92,11 +92,13 @@ struct ScoreFactors {
       : scale(static_cast<float>(o.scale * unit)),
         into_cap(
             static_cast<float>(o.softcap == 0.0 ? 0.0 : o.scale / o.softcap)),
+        into_steps(kTanhSteps * into_cap),
         softcap(static_cast<float>(o.softcap * unit)),
         slope(static_cast<float>(o.alibi_slope * unit)),
         kept(static_cast<float>(o.dropout_scale)) {}
   float scale = 0.0f;
-  float into_cap = 0.0f;
+  float into_cap = 0.0f;    // what tanh is taken of
+  float into_steps = 0.0f;  // and TanhOfSteps
   float softcap = 0.0f;
   float slope = 0.0f;
   float kept = 0.0f;
@@ -134,8 +136,8 @@ HWY_INLINE __m512 Score(const ScoreFactors& f, int given, __m512 product,
                         ScoreSlopes& slopes) {
   __m512 x = product;
   if (Has<kMode>(kHasSoftcap, given)) {
-    const __m512 into = _mm512_mul_ps(x, _mm512_set1_ps(f.into_cap));
-    x = kFast ? TanhAbsolute(into) : Tanh(into);
+    x = kFast ? TanhOfSteps(_mm512_mul_ps(x, _mm512_set1_ps(f.into_steps)))
+              : Tanh(_mm512_mul_ps(x, _mm512_set1_ps(f.into_cap)));
     slopes.softcap = _mm512_fnmadd_ps(x, x, _mm512_set1_ps(1.0f));
     scale = _mm512_set1_ps(f.softcap);
   }

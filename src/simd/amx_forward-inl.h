@@ -9,55 +9,15 @@
 #ifndef FA2_SRC_SIMD_AMX_FORWARD_INL_H_
 #define FA2_SRC_SIMD_AMX_FORWARD_INL_H_
 
+#include "src/simd/amx_alibi-inl.h"
+#include "src/simd/amx_dropout-inl.h"
 #include "src/simd/amx_forward_scores-inl.h"
 #include "src/simd/amx_stream-inl.h"
+#include "src/simd/amx_strip-inl.h"
 #include "src/simd/amx_visibility.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
-
-inline constexpr int64_t kMostStripPanels = 8;
-
-// Up to kMostStripPanels sub-blocks of one query panel, none of them hidden,
-// within one chunk of keys.
-struct Strip {
-  int64_t query = -1;  // panel, -1: no strip
-  int64_t chunk = 0;   // first key panel of the chunk
-  int64_t in_chunk = 0;
-  int64_t count = 0;
-  int64_t key[kMostStripPanels] = {};  // panels
-};
-
-// V^T as left operand over a strip's keys: i is the 16 columns of V, k indexes
-// the strip.
-template <int kTermCount>
-struct StripValues {
-  static constexpr int kTerms = kTermCount;
-  const uint8_t* base;  // of the chunk and the first column tile
-  int64_t term_bytes;
-  int64_t column_bytes;
-  const Strip& strip;
-  template <class Tiles, int kRegister>
-  HWY_INLINE void Load(int term, int64_t i, int64_t k) const {
-    Tiles::template LoadStreaming<kRegister>(
-        base + term * term_bytes + i * column_bytes +
-            (strip.key[k] - strip.chunk) * kTileBytes,
-        64);
-  }
-};
-
-// P of a strip as right operand: i is the query half.
-template <int kTermCount>
-struct StripPairs {
-  static constexpr int kTerms = kTermCount;
-  const uint8_t* base;
-  int64_t term_bytes;
-  template <class Tiles, int kRegister>
-  HWY_INLINE void Load(int term, int64_t i, int64_t k) const {
-    Tiles::template Load<kRegister>(
-        base + term * term_bytes + (2 * k + i) * kTileBytes, 64);
-  }
-};
 
 template <class Variant, int kSteps>
 class ForwardPass {
@@ -70,12 +30,13 @@ class ForwardPass {
   static constexpr int64_t kStripPanels =
       kSteps == 2 || kSteps == 4 ? 4 : kMostStripPanels;
   static constexpr int64_t kTermBytes = kStripPanels * 2 * kTileBytes;
+  static constexpr bool kUsual = Variant::kFast && kSteps > 0;
 
  public:
   // Bytes of scratch for `keys` x `queries`, both in panels.
   static int64_t ScratchBytes(int64_t keys, int64_t queries) {
     return kStripPanels * 4 * kTileBytes + kTermBytes * kScore + kTileBytes +
-           4 * 128 + kStreamElements * 4 +
+           4 * 128 + kStreamElements * 4 + kStripPanels * 128 +
            (keys * queries * int64_t{sizeof(SubBlock)} + 63) / 64 * 64;
   }
 
@@ -85,7 +46,9 @@ class ForwardPass {
         queries_(block.queries / 32),
         dt_(amx::DepthTiles(block.head_dim)),
         vt_(amx::DepthTiles(block.value_dim)),
-        chunk_(amx::ChunkPanels(block.value_dim)) {
+        chunk_(amx::ChunkPanels(block.value_dim)),
+        dropout_(block.score),
+        alibi_(block.score) {
     uint8_t* p = static_cast<uint8_t*>(block.scratch);
     const auto take = [&p](int64_t n) {
       uint8_t* taken = p;
@@ -98,6 +61,7 @@ class ForwardPass {
     max_ = reinterpret_cast<float*>(take(128));
     all_ = reinterpret_cast<float*>(take(2 * 128));
     bias_ = reinterpret_cast<float*>(take(kStreamElements * 4));
+    keep_ = reinterpret_cast<uint16_t*>(take(kStripPanels * 128));
     sub_blocks_ = reinterpret_cast<SubBlock*>(p);
   }
 
@@ -106,10 +70,9 @@ class ForwardPass {
     // A negative scale turns maxima of products into minima.
     const int options = GivenOptions(o) & (kHasBias | kHasAlibi | kHasSoftcap);
     mode_ = o.scale > 0.0 ? ModeOf(options) : FusedMode::kGeneral;
-    transforms_ = mode_ != FusedMode::kPlain;
     given_ = options;
     factors_ = ScoreFactors(o, 1.0);
-    scale_ = transforms_ ? 1.0f : static_cast<float>(o.scale);
+    scale_ = mode_ == FusedMode::kPlain ? static_cast<float>(o.scale) : 1.0f;
     for (int i = 0; i < 32; ++i) {
       all_[i] = -HUGE_VALF;
       all_[32 + i] = HUGE_VALF;
@@ -117,10 +80,14 @@ class ForwardPass {
     ClassifySubBlocks(b_, queries_, sub_blocks_);
     Tiles::Begin();
     pending_ = dummy_;
-    if (transforms_) {
-      Strips<true>();
+    if (mode_ == FusedMode::kPlain) {
+      Strips<FusedMode::kPlain>();
+    } else if (kUsual && mode_ == FusedMode::kSoftcap) {
+      Strips<FusedMode::kSoftcap>();
+    } else if (kUsual && mode_ == FusedMode::kAlibi && alibi_.given()) {
+      Strips<FusedMode::kAlibi>();
     } else {
-      Strips<false>();
+      Strips<FusedMode::kBias>();
     }
     Tiles::End();
   }
@@ -164,37 +131,64 @@ class ForwardPass {
     }
   }
 
-  template <bool kNatural>
+  // kMode: that of ExpRowPair.
+  template <FusedMode kMode>
   void Strips() {
-    Strip current, next;
+    Strip current, next, after;
     Cursor cursor;
     const Strip none;
-    NextStrip(cursor, current);
-    if (current.query >= 0) {
-      Scores<kNatural>(current, none);
-      Maxima(current);
+    NextStrip(cursor, next);
+    NextStrip(cursor, after);
+    if (next.query >= 0) {
+      Fetch(next);
+      Scores<kMode>(next, none);
+      ValuesAndMaxima<kMode>(none, next);
     }
-    while (current.query >= 0) {
-      NextStrip(cursor, next);
-      Scores<kNatural>(next, current);
-      Values(current);
-      if (next.query >= 0) Maxima(next);
+    Fetch(after);
+    while (next.query >= 0) {
       current = next;
+      next = after;
+      NextStrip(cursor, after);
+      Fetch(after);
+      Scores<kMode>(next, current);
+      // Dropout's bits of `current` have been used.
+      ValuesAndMaxima<kMode>(current, next);
     }
+  }
+
+  // Begins to ask for the bias of a strip, two strips ahead of its use.
+  void Fetch(const Strip& strip) {
+    fetch_.Finish();
+    if (strip.query < 0) return;
+    fetch_.Begin(b_.score.bias_stream, strip.key[0],
+                 strip.key[strip.count - 1] + 1 - strip.key[0], strip.query, 1);
   }
 
   uint8_t* ScoreTile(int64_t i) const { return s_ + i * 4 * kTileBytes; }
 
+  // The option is worked in with the exponentials, where all is visible.
+  static constexpr bool InExponentials(FusedMode mode) {
+    return mode == FusedMode::kAlibi || mode == FusedMode::kSoftcap;
+  }
+
+  // Whether S of a sub-block is replaced by the scores before exponentials are
+  // taken.
+  template <FusedMode kMode>
+  bool Transforms(int64_t key, int64_t query) const {
+    if (kMode == FusedMode::kBias) return true;
+    if (!InExponentials(kMode)) return false;
+    if (!At(key, query).visible()) return true;
+    return kMode == FusedMode::kAlibi && !alibi_.OneSided(key, query);
+  }
+
   // S of `next`, and P of `current` meanwhile; each of them may be no strip.
   // They share the buffer of S: a sub-block of `next` arrives where one of
   // `current` has just been read.
-  template <bool kNatural>
+  template <FusedMode kMode>
   void Scores(const Strip& next, const Strip& current) {
     ExpState state;
     alignas(64) float sum[32] = {};
-    state.scale = scale_ * kLog2OfE;
-    state.kept = factors_.kept;
-    state.max = max_;
+    state.factors = ScoreFactors(b_.score, kLog2OfE);
     state.sum = sum;
     state.term_bytes = kTermBytes;
     const int64_t panel = 2 * dt_ * kIn * kTileBytes;
@@ -202,24 +196,47 @@ class ForwardPass {
     for (int64_t i = 0; i < count; ++i) {
       ExpBlock e;
       if (i < current.count) {
+        const int64_t key = current.key[i], query = current.query;
         e.s = ScoreTile(i);
         e.p = p_ + i * 2 * kTileBytes;
-        if (b_.score.dropout != nullptr) {
+        if (dropout_.given()) {
+          e.keep = keep_ + 64 * i;
+        } else if (b_.score.dropout != nullptr) {
           e.keep = static_cast<const uint16_t*>(b_.score.dropout) +
-                   2 * StagedRow(current.key[i], current.query);
+                   2 * StagedRow(key, query);
+        }
+        e.transformed = Transforms<kMode>(key, query);
+        e.scale = e.transformed ? kLog2OfE : state.factors.scale;
+        e.max = max_;
+        if (b_.score.bias_stream.given()) e.fetch = &fetch_;
+        if (kMode == FusedMode::kAlibi && !e.transformed) {
+          e.max = alibi_.Lift(max_, key, query, lifted_);
+          e.row_penalty = alibi_.RowPenalty(key, query);
         }
       }
       if (i < next.count) {
-        if (kNatural && b_.score.bias_stream.given()) {
-          FetchPart<false>(b_.score.bias_stream, next.key[i], next.query);
+        const uint8_t* const k =
+            static_cast<const uint8_t*>(b_.k_score) + next.key[i] * panel;
+        const uint8_t* const q =
+            static_cast<const uint8_t*>(b_.q_score) + next.query * panel;
+        const PendingTiles c{ScoreTile(i), 2 * kTileBytes, kTileBytes};
+        if (e.s == nullptr) {
+          ForwardScoreStep<Variant, kSteps, FusedMode::kNone>(
+              k, q, dt_, c, pending_, state, e);
+        } else if (InExponentials(kMode) && e.transformed) {
+          ForwardScoreStep<Variant, kSteps, FusedMode::kPlain>(
+              k, q, dt_, c, pending_, state, e);
+        } else {
+          ForwardScoreStep<Variant, kSteps, kMode>(k, q, dt_, c, pending_,
+                                                   state, e);
         }
-        ForwardScoreStep<Variant, kSteps, kNatural>(
-            static_cast<const uint8_t*>(b_.k_score) + next.key[i] * panel,
-            static_cast<const uint8_t*>(b_.q_score) + next.query * panel, dt_,
-            {ScoreTile(i), 2 * kTileBytes, kTileBytes}, pending_, state, e);
       } else {
         if (i == next.count) Flush();
-        ExpAll<Variant, kNatural>(state, e);
+        if (InExponentials(kMode) && e.transformed) {
+          ExpAll<Variant, FusedMode::kPlain>(state, e);
+        } else {
+          ExpAll<Variant, kMode>(state, e);
+        }
       }
     }
     if (next.count >= current.count) Flush();
@@ -235,30 +252,144 @@ class ForwardPass {
     pending_ = dummy_;
   }
 
-  // Masks and transforms S of a strip, moves the running maxima on and scales
-  // what has been summed so far. A maximum stays where it is until the scores
-  // exceed it by 5.5 (P <= 2^8): any reference serves as well, and the
-  // accumulator is seldom scaled.
-  void Maxima(const Strip& strip) {
-    const int64_t query = strip.query;
-    const __m512 none = _mm512_set1_ps(-HUGE_VALF);
-    __m512 max[4] = {none, none, none, none};
-    for (int64_t i = 0; i < strip.count; ++i) {
-      const SubBlock& sub = At(strip.key[i], query);
-      if (!transforms_ && sub.visible()) {
-        ColumnMaxima(ScoreTile(i), max);
-      } else {
-        Transform(sub, ScoreTile(i), strip.key[i], query, max);
+  // What S of a strip needs before its exponentials can be taken, a quarter of
+  // a sub-block at a time between the tile products of O: its maxima, the
+  // scores in place of S, dropout's bits.
+  template <FusedMode kMode>
+  struct StripWork {
+    StripWork(ForwardPass& of, const Strip& strip, int64_t steps)
+        : pass(of),
+          strip(strip),
+          parts(4 * strip.count),
+          each(steps > 0 ? (parts + steps - 1) / steps : parts) {}
+    // After four tile products.
+    HWY_INLINE void Step() {
+      for (int64_t i = 0; i < each && part < parts; ++i, ++part) {
+        pass.Part<kMode>(strip, part / 4, part % 4);
       }
     }
+    void Finish() {
+      while (part < parts) Step();
+    }
+    ForwardPass& pass;
+    const Strip& strip;
+    const int64_t parts;
+    const int64_t each;
+    int64_t part = 0;
+  };
+
+  // O of `current`, and all that S of `next` needs. Each may be no strip.
+  template <FusedMode kMode>
+  void ValuesAndMaxima(const Strip& current, const Strip& next) {
+    __m512 max[4];
+    NoMaxima(max);
+    for (int h = 0; h < 2; ++h) _mm512_store_ps(seen_ + 16 * h, max[h]);
+    if (kMode == FusedMode::kBias || dropout_.given()) {
+      StripWork<kMode> work(*this, next, vt_ * current.count);
+      if (current.query >= 0) Values(current, work);
+      work.Finish();
+    } else {
+      NoSideWork side;
+      if (current.query >= 0) Values(current, side);
+      for (int64_t i = 0; i < next.count; ++i) {
+        SubBlockMaxima<kMode>(next, i, max);
+      }
+      SeeMaxima(max);
+    }
+    if (next.query >= 0) RaiseMaxima<kMode>(next);
+  }
+
+  template <FusedMode kMode>
+  HWY_NOINLINE void Part(const Strip& strip, int64_t i, int64_t quarter) {
+    const int64_t key = strip.key[i], query = strip.query;
+    const ScoreOptions& o = b_.score;
+    if (dropout_.given()) {
+      for (int half = 0; half < 2; ++half) {
+        dropout_.Draw(32 * key + 8 * quarter, 32 * query + 16 * half,
+                      keep_ + 64 * i + 16 * quarter + half);
+      }
+    }
+    const SubBlock& sub = At(key, query);
+    if (kMode == FusedMode::kBias) {
+      for (int n = 0; n < 4; ++n) fetch_.Step();
+      if (mode_ == FusedMode::kBias && sub.visible() && o.bias_stream.given()) {
+        const StreamPart part(o.bias_stream, key, query);
+        if (IsPlain(part)) {
+          const int64_t k = quarter / 2, q = quarter % 2;
+          const int64_t stride = part.matrix.query_stride;
+          AddBiasSquare(static_cast<const float*>(part.matrix.data) +
+                            16 * (q * stride + k),
+                        stride, factors_.scale,
+                        ScoreTile(i) + (2 * k + q) * kTileBytes,
+                        seen_ + 16 * q);
+          return;
+        }
+      }
+    }
+    if (quarter != 0) return;
+    __m512 max[4];
+    NoMaxima(max);
+    SubBlockMaxima<kMode>(strip, i, max);
+    SeeMaxima(max);
+  }
+
+  static HWY_INLINE void NoMaxima(__m512 (&max)[4]) {
+    for (__m512& m : max) m = _mm512_set1_ps(-HUGE_VALF);
+  }
+  HWY_INLINE void SeeMaxima(const __m512 (&max)[4]) {
+    for (int h = 0; h < 2; ++h) {
+      _mm512_store_ps(seen_ + 16 * h,
+                      _mm512_max_ps(_mm512_max_ps(max[2 * h], max[2 * h + 1]),
+                                    _mm512_load_ps(seen_ + 16 * h)));
+    }
+  }
+
+  // The maxima of S or the scores, or what they cannot exceed, join `max` as in
+  // ColumnMaxima; S is replaced by the scores where it must be.
+  template <FusedMode kMode>
+  HWY_INLINE void SubBlockMaxima(const Strip& strip, int64_t i,
+                                 __m512 (&max)[4]) const {
+    const int64_t key = strip.key[i], query = strip.query;
+    const SubBlock& sub = At(key, query);
+    if (Transforms<kMode>(key, query) || !sub.visible()) {
+      return Transform(sub, ScoreTile(i), key, query, max);
+    }
+    if (!InExponentials(kMode)) return ColumnMaxima(ScoreTile(i), max);
+    __m512 products[4];
+    NoMaxima(products);
+    ColumnMaxima(ScoreTile(i), products);
+    for (int h = 0; h < 2; ++h) {
+      const __m512 most = _mm512_max_ps(products[2 * h], products[2 * h + 1]);
+      max[2 * h] = _mm512_max_ps(Bound<kMode>(most, key, query, h), max[2 * h]);
+    }
+  }
+
+  // What the scores of a column of a sub-block do not exceed, from the greatest
+  // product.
+  template <FusedMode kMode>
+  __m512 Bound(__m512 product, int64_t key, int64_t query, int half) const {
+    if (kMode == FusedMode::kAlibi) {
+      return alibi_.Bound(product, key, query, half);
+    }
+    return _mm512_mul_ps(TanhOfSteps(_mm512_mul_ps(
+                             product, _mm512_set1_ps(factors_.into_steps))),
+                         _mm512_set1_ps(factors_.softcap));
+  }
+
+  // Moves the running maxima on and scales what has been summed so far. A
+  // maximum stays where it is until the scores exceed it by 5.5 (P <= 2^8): any
+  // reference serves as well, and the accumulator is seldom scaled.
+  template <FusedMode kMode>
+  void RaiseMaxima(const Strip& strip) {
+    const int64_t query = strip.query;
     float* m = static_cast<float*>(b_.row_max) + 32 * query;
     float* l = static_cast<float*>(b_.row_sum) + 32 * query;
     __m512 alpha[2];
     bool scaled = false;
     for (int h = 0; h < 2; ++h) {
       const __m512 old = _mm512_loadu_ps(m + 16 * h);
-      const __m512 seen = _mm512_mul_ps(
-          _mm512_max_ps(max[2 * h], max[2 * h + 1]), _mm512_set1_ps(scale_));
+      const __m512 seen =
+          _mm512_mul_ps(_mm512_load_ps(seen_ + 16 * h), _mm512_set1_ps(scale_));
       const __mmask16 raise = _mm512_cmp_ps_mask(
           seen, _mm512_add_ps(old, _mm512_set1_ps(5.5f)), _CMP_GT_OQ);
       const __m512 now = _mm512_mask_mov_ps(old, raise, seen);
@@ -276,8 +407,9 @@ class ForwardPass {
           _mm512_cmp_ps_mask(now, _mm512_set1_ps(-HUGE_VALF), _CMP_NEQ_UQ);
       _mm512_storeu_ps(
           max_ + 16 * h,
-          _mm512_maskz_mul_ps(seen_any, now,
-                              _mm512_set1_ps(transforms_ ? 1.0f : kLog2OfE)));
+          _mm512_maskz_mul_ps(
+              seen_any, now,
+              _mm512_set1_ps(kMode == FusedMode::kBias ? 1.0f : kLog2OfE)));
     }
     if (scaled && !Starts(strip)) Rescale(OutputPanel(query), alpha);
   }
@@ -300,13 +432,7 @@ class ForwardPass {
     } else if (o.bias != nullptr) {
       t.bias = static_cast<const float*>(o.bias) + 32 * StagedRow(key, query);
     }
-    for (int i = 0; i < 32; ++i) {
-      t.position[i] =
-          o.query_position == nullptr
-              ? 0.0f
-              : static_cast<const float*>(o.query_position)[32 * query + i] -
-                    static_cast<float>(t.key);
-    }
+    if (o.query_position != nullptr) alibi_.Positions(key, query, t.position);
     const auto run = [&](auto partial) HWY_ATTR {
       constexpr bool kPartial = decltype(partial)::value;
       switch (mode_) {
@@ -377,12 +503,12 @@ class ForwardPass {
   }
 
   // O^T += V^T P^T of a strip.
-  void Values(const Strip& strip) {
+  template <class Side>
+  void Values(const Strip& strip, Side& side) {
     const int64_t columns = 2 * vt_;
     uint8_t* const out = OutputPanel(strip.query);
     const bool add = !Starts(strip);
     const StripPairs<kScore> pairs{p_, kTermBytes};
-    NoSideWork side;
     const uint8_t* const v = static_cast<const uint8_t*>(b_.v_grad) +
                              strip.chunk * columns * kIn * kTileBytes;
     for (int64_t d = 0; d < columns; d += 2) {
@@ -406,13 +532,18 @@ class ForwardPass {
   PendingTiles dummy_, pending_;
   float* max_;  // in the unit in which exponentials are taken
   float* all_;
-  float* bias_;  // of a sub-block of bias_stream
+  float* bias_;     // of a sub-block of bias_stream
+  uint16_t* keep_;  // of a strip, bits of dropout_stream
   SubBlock* sub_blocks_;
   ScoreFactors factors_;
   FusedMode mode_ = FusedMode::kPlain;
   int given_ = 0;
-  bool transforms_ = false;  // S in place, so that scale_ is 1
-  float scale_ = 1.0f;
+  float scale_ = 1.0f;  // of seen_
+  const DropoutBits dropout_;
+  StreamFetch fetch_;           // of bias_stream
+  alignas(64) float seen_[32];  // maxima of a strip
+  const AlibiMaxima alibi_;
+  alignas(64) float lifted_[32];  // ExpBlock::max with ALiBi
 };
 
 template <class Variant>

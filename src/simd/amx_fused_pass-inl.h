@@ -8,6 +8,7 @@
 
 #include "src/simd/amx_elements-inl.h"
 #include "src/simd/amx_products-inl.h"
+#include "src/simd/amx_stream-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
@@ -61,6 +62,7 @@ struct FusedBlock {
   const uint16_t* visible;  // bits
   const uint16_t* keep;     // bits, of dropout
   const float* bias;
+  StreamFetch* fetch;  // of bias to come
   float* score_gradient;
   // Of the 32 queries:
   const float* position;  // less `key`
@@ -210,6 +212,7 @@ HWY_INLINE void FuseOptionsRowPair(const FusedContext& c, const FusedBlock& b,
                                    int pair, __m512 scale, __m512 lse0,
                                    __m512 lse1) {
   const int row = 2 * pair;
+  if (Has<kMode>(kHasBias, c.options)) b.fetch->Step();
   __m512 p00, p01, p10, p11, d00, d01, d10, d11;
   FuseOptions<Variant, kMode>(c, b, row, 0, scale, lse0, p00, d00);
   FuseOptions<Variant, kMode>(c, b, row, 1, scale, lse1, p01, d01);

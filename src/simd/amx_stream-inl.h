@@ -9,7 +9,6 @@
 
 #include "src/simd/amx_tile-inl.h"
 #include "src/simd/engine.h"
-#include "src/simd/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
@@ -32,32 +31,93 @@ struct StreamPart {
   StagedShape shape;
 };
 
-// Asks for the lines of a part, to be read or, with kWrite, written.
-template <bool kWrite>
-HWY_INLINE void FetchPart(const ScoreStream& s, int64_t key, int64_t query) {
-  const StreamPart p(s, key, query);
-  if (p.matrix.key_stride != 1 || p.shape.keys == 0) return;
-  const int64_t size = static_cast<int64_t>(SizeOf(p.matrix.dtype));
-  const uint8_t* row = static_cast<const uint8_t*>(p.matrix.data);
-  // 32 elements of 4 bytes may touch three lines; the middle one comes with
-  // the first.
-  const int64_t last = p.shape.keys * size - 1;
-  for (int64_t i = 0; i < p.shape.queries; ++i) {
-    if (kWrite) {
-      asm volatile("prefetchw %0" : : "m"(row[0]));
-      asm volatile("prefetchw %0" : : "m"(row[last]));
-    } else {
-      _mm_prefetch(reinterpret_cast<const char*>(row), _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(row + last), _MM_HINT_T0);
-    }
-    row += p.matrix.query_stride * size;
+// Asks for the rows of a stream a line at a time, between tile products. All at
+// once they would take all of L1's fill buffers, for which the tile loads then
+// wait (bias of 32 x 32: 900 cycles).
+class StreamFetch {
+ public:
+  // `keys` x `queries` panels from panel (key, query) on.
+  void Begin(const ScoreStream& s, int64_t key, int64_t keys, int64_t query,
+             int64_t queries) {
+    left_ = 0;
+    if (!s.given() || s.matrix.key_stride != 1) return;
+    const int64_t size = static_cast<int64_t>(SizeOf(s.matrix.dtype));
+    rows_ = std::min(32 * queries, s.queries - 32 * query);
+    const int64_t chunks = std::min(keys, (s.keys - 32 * key + 31) / 32);
+    if (rows_ <= 0 || chunks <= 0) return;
+    stride_ = s.matrix.query_stride * size;
+    if (stride_ == 0) rows_ = 1;
+    chunk_ = 32 * size;
+    at_ = static_cast<const char*>(s.matrix.data) + 32 * query * stride_ +
+          key * chunk_;
+    row_ = 0;
+    left_ = rows_ * chunks;
   }
-}
+  HWY_INLINE void Step() {
+    if (left_ == 0) return;
+    --left_;
+    // 32 elements of 4 bytes may touch three lines; the middle one comes with
+    // the first.
+    _mm_prefetch(at_, _MM_HINT_T1);
+    _mm_prefetch(at_ + chunk_ - 1, _MM_HINT_T1);
+    at_ += stride_;
+    if (++row_ == rows_) {
+      row_ = 0;
+      at_ += chunk_ - rows_ * stride_;
+    }
+  }
+  void Finish() {
+    while (left_ > 0) Step();
+  }
+
+ private:
+  const char* at_ = nullptr;
+  int64_t stride_ = 0;  // bytes
+  int64_t chunk_ = 0;   // bytes of 32 keys
+  int64_t rows_ = 0;
+  int64_t row_ = 0;
+  int64_t left_ = 0;
+};
 
 // Whole parts in f32 with keys side by side: no padding, no conversion.
 HWY_INLINE bool IsPlain(const StreamPart& p) {
   return p.matrix.dtype == DType::kF32 && p.matrix.key_stride == 1 &&
          p.shape.queries == 32 && p.shape.keys == 32;
+}
+
+// v[c] becomes column c of 16 rows: in[0 * stride + c], in[1 * stride + c] ...
+HWY_INLINE void LoadColumns(const float* in, int64_t stride, __m512 (&v)[16]) {
+  // Halves of rows i and i + 4 side by side, i + 8 and i + 12. Both halves of a
+  // line are read at once: rows a multiple of 4 KiB apart share a set of L1.
+  for (int r = 0; r < 8; ++r) {
+    const float* row = in + (r + r / 4 * 4) * stride;
+    for (int h = 0; h < 2; ++h) {
+      v[8 * h + r] = _mm512_insertf32x8(
+          _mm512_castps256_ps512(_mm256_loadu_ps(row + 8 * h)),
+          _mm256_loadu_ps(row + 4 * stride + 8 * h), 1);
+    }
+  }
+  for (int h = 0; h < 2; ++h) {
+    // Columns x and x + 4 by blocks of four rows: 0, 4 and then 8, 12.
+    __m512d column[2][4];
+    for (int b = 0; b < 2; ++b) {
+      const __m512* r = v + 8 * h + 4 * b;
+      const __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(r[0], r[1]));
+      const __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(r[2], r[3]));
+      const __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(r[0], r[1]));
+      const __m512d high23 = _mm512_castps_pd(_mm512_unpackhi_ps(r[2], r[3]));
+      column[b][0] = _mm512_unpacklo_pd(low01, low23);
+      column[b][1] = _mm512_unpackhi_pd(low01, low23);
+      column[b][2] = _mm512_unpacklo_pd(high01, high23);
+      column[b][3] = _mm512_unpackhi_pd(high01, high23);
+    }
+    for (int x = 0; x < 4; ++x) {
+      const __m512 a = _mm512_castpd_ps(column[0][x]);
+      const __m512 b = _mm512_castpd_ps(column[1][x]);
+      v[8 * h + x] = _mm512_shuffle_f32x4(a, b, _MM_SHUFFLE(2, 0, 2, 0));
+      v[8 * h + 4 + x] = _mm512_shuffle_f32x4(a, b, _MM_SHUFFLE(3, 1, 3, 1));
+    }
+  }
 }
 
 HWY_INLINE void TakePart(const ScoreStream& s, int64_t key, int64_t query,
@@ -68,31 +128,42 @@ HWY_INLINE void TakePart(const ScoreStream& s, int64_t key, int64_t query,
     return;
   }
   const float* in = static_cast<const float*>(p.matrix.data);
-  // Each line is read once: rows a multiple of 4 KiB apart share a set of L1.
-  alignas(64) float rows[kStreamElements];
-  for (int i = 0; i < 32; ++i, in += p.matrix.query_stride) {
-    _mm512_store_ps(rows + 32 * i, _mm512_loadu_ps(in));
-    _mm512_store_ps(rows + 32 * i + 16, _mm512_loadu_ps(in + 16));
-  }
   for (int i = 0; i < 32; i += 16) {
     for (int j = 0; j < 32; j += 16) {
-      TransposeSquare(rows + 32 * i + j, 32, staged + 32 * j + i, 32);
+      __m512 v[16];
+      LoadColumns(in + i * p.matrix.query_stride + j, p.matrix.query_stride, v);
+      for (int c = 0; c < 16; ++c) {
+        _mm512_store_ps(staged + 32 * (j + c) + i, v[c]);
+      }
     }
   }
 }
 
 HWY_INLINE void GivePart(const ScoreStream& s, int64_t key, int64_t query,
                          const float* staged) {
+  if (32 * key < s.first_key) return;
   const StreamPart p(s, key, query);
   if (!IsPlain(p) || s.add) {
     s.staging->unstage(staged, p.shape, s.add, p.matrix);
     return;
   }
-  float* out = static_cast<float*>(const_cast<void*>(p.matrix.data));
+  float* const out = static_cast<float*>(const_cast<void*>(p.matrix.data));
   const int64_t stride = p.matrix.query_stride;
+  // Whole lines are written past the caches: they need not be read first.
+  const bool lines =
+      reinterpret_cast<uintptr_t>(out) % 64 == 0 && stride % 16 == 0;
   for (int i = 0; i < 32; i += 16) {
     for (int j = 0; j < 32; j += 16) {
-      TransposeSquare(staged + 32 * j + i, 32, out + i * stride + j, stride);
+      __m512 v[16];
+      LoadColumns(staged + 32 * j + i, 32, v);
+      for (int c = 0; c < 16; ++c) {
+        float* const to = out + (i + c) * stride + j;
+        if (lines) {
+          _mm512_stream_ps(to, v[c]);
+        } else {
+          _mm512_storeu_ps(to, v[c]);
+        }
+      }
     }
   }
 }

@@ -164,8 +164,8 @@ struct Engine {
   // query i of the panel, which is 32 wide, is kept.
   bool dropout_bits = false;
   // Takes bias_stream and ds_stream: what a whole block would stage passes
-  // through a buffer that stays in L1, and is asked for ahead. The backward
-  // takes dropout_stream too, where DropoutBlock::by_lanes().
+  // through a buffer that stays in L1, and is asked for ahead. Takes
+  // dropout_stream too, where DropoutBlock::by_lanes().
   bool streams_scores = false;
 
   // Block sizes that suit the caches; multiples of the panels.

@@ -1,0 +1,59 @@
+// Strips of keys, the unit of the forward pass on AMX: which sub-blocks they
+// hold, and their operands in O^T += V^T P^T.
+
+// Included for one Highway target only, amx_target.h.
+#ifndef FA2_SRC_SIMD_AMX_STRIP_INL_H_
+#define FA2_SRC_SIMD_AMX_STRIP_INL_H_
+
+#include "src/simd/amx_products-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd::HWY_NAMESPACE {
+
+inline constexpr int64_t kMostStripPanels = 8;
+
+// Up to kMostStripPanels sub-blocks of one query panel, none of them hidden,
+// within one chunk of keys.
+struct Strip {
+  int64_t query = -1;  // panel, -1: no strip
+  int64_t chunk = 0;   // first key panel of the chunk
+  int64_t in_chunk = 0;
+  int64_t count = 0;
+  int64_t key[kMostStripPanels] = {};  // panels
+};
+
+// V^T as left operand over a strip's keys: i is the 16 columns of V, k indexes
+// the strip.
+template <int kTermCount>
+struct StripValues {
+  static constexpr int kTerms = kTermCount;
+  const uint8_t* base;  // of the chunk and the first column tile
+  int64_t term_bytes;
+  int64_t column_bytes;
+  const Strip& strip;
+  template <class Tiles, int kRegister>
+  HWY_INLINE void Load(int term, int64_t i, int64_t k) const {
+    Tiles::template LoadStreaming<kRegister>(
+        base + term * term_bytes + i * column_bytes +
+            (strip.key[k] - strip.chunk) * kTileBytes,
+        64);
+  }
+};
+
+// P of a strip as right operand: i is the query half.
+template <int kTermCount>
+struct StripPairs {
+  static constexpr int kTerms = kTermCount;
+  const uint8_t* base;
+  int64_t term_bytes;
+  template <class Tiles, int kRegister>
+  HWY_INLINE void Load(int term, int64_t i, int64_t k) const {
+    Tiles::template Load<kRegister>(
+        base + term * term_bytes + (2 * k + i) * kTileBytes, 64);
+  }
+};
+
+}  // namespace fa2::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // FA2_SRC_SIMD_AMX_STRIP_INL_H_
