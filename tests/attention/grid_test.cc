@@ -184,6 +184,28 @@ TEST(AttentionGrid, FewOfManyKeysVisible) {
   }
 }
 
+// dbias of its own for every head streams out of grouped ranges, whose blocks
+// are visited in parts: each element once, zeros where a mask hides.
+TEST(AttentionGrid, BiasGradientOfGroupedRanges) {
+  const Contexts contexts({1, 3, 16});
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (int which = 0; which < (CasesOfSixteen() == 16 ? 4 : 1); ++which) {
+      AttentionCase c;
+      c.dtype = dtype;
+      c.nq = which == 3 ? 611 : 640;
+      c.nk = which == 3 ? 577 : 640;
+      c.head_dim = c.value_dim = 64;
+      c.bias = DType::kF32;
+      c.want_dbias = true;
+      c.causal = which == 0 ? Causal::kNone : Causal::kTopLeft;
+      if (which == 2) c.window_left = 100;
+      c.bias_masked = which == 1 ? 0.3 : 0.0;
+      c.accumulate_dbias = which == 3;
+      ExpectAttention(c, contexts.list());
+    }
+  }
+}
+
 // Many narrow ranges of keys, which few threads take in groups.
 TEST(AttentionGrid, GroupedRangesOnAnyNumberOfThreads) {
   if (CasesOfSixteen() < 16) return;
