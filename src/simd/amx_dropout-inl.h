@@ -1,6 +1,6 @@
 // Dropout's bits on AMX, drawn a few at a time between the tile products before
-// they are needed, those of dV and dK or of O: Philox takes some 1,100 cycles of
-// vector instructions for 32 x 32 elements.
+// they are needed, those of dV and dK or of O: Philox takes some 1,100 cycles
+// of vector instructions for 32 x 32 elements.
 
 // Included for one Highway target only, amx_target.h.
 #ifndef FA2_SRC_SIMD_AMX_DROPOUT_INL_H_
