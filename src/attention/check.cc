@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 
 namespace fa2::attention {
 namespace {
@@ -13,11 +14,34 @@ struct Footprint {
     uint64_t bytes;
     uint64_t count;
   };
-  std::vector<Step> steps;
+  Step steps[4];
+  int count = 0;       // of steps
   uint64_t base = 0;
   uint64_t end = 0;  // one past the highest byte; == base when empty
   uint64_t element = 0;
 };
+
+// The first byte of a view and one past its last.
+struct Bytes {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+Bytes BytesOf(const ConstTensorView& view) {
+  Bytes bytes;
+  bytes.begin = bytes.end = reinterpret_cast<uintptr_t>(view.data);
+  uint64_t below = 0;
+  uint64_t above = SizeOf(view.dtype);
+  for (int i = 0; i < 4; ++i) {
+    if (view.sizes[i] == 0) return bytes;
+    const int64_t reach = (view.sizes[i] - 1) * view.strides[i] *
+                          static_cast<int64_t>(SizeOf(view.dtype));
+    (reach < 0 ? below : above) += static_cast<uint64_t>(std::abs(reach));
+  }
+  bytes.begin -= below;
+  bytes.end += above;
+  return bytes;
+}
 
 Footprint FootprintOf(const ConstTensorView& view) {
   Footprint f;
@@ -36,20 +60,22 @@ Footprint FootprintOf(const ConstTensorView& view) {
     const uint64_t reach = step * static_cast<uint64_t>(view.sizes[i] - 1);
     if (stride < 0) f.base -= reach;
     span += reach;
-    f.steps.push_back({step, static_cast<uint64_t>(view.sizes[i])});
+    // Insertion sort.
+    int at = f.count++;
+    for (; at > 0 && f.steps[at - 1].bytes > step; --at) {
+      f.steps[at] = f.steps[at - 1];
+    }
+    f.steps[at] = {step, static_cast<uint64_t>(view.sizes[i])};
   }
   f.end = f.base + span;
-  std::sort(f.steps.begin(), f.steps.end(),
-            [](const Footprint::Step& a, const Footprint::Step& b) {
-              return a.bytes < b.bytes;
-            });
   return f;
 }
 
 // Every step is larger than what the smaller ones cover.
 bool OverlapsItself(const Footprint& f) {
   uint64_t covered = f.element;
-  for (const Footprint::Step& step : f.steps) {
+  for (int i = 0; i < f.count; ++i) {
+    const Footprint::Step& step = f.steps[i];
     if (step.bytes < covered) return true;
     covered += step.bytes * (step.count - 1);
   }
@@ -61,7 +87,8 @@ bool OverlapsItself(const Footprint& f) {
 bool Residue(const Footprint& f, uint64_t pitch, uint64_t* begin,
              uint64_t* length) {
   *length = f.element;
-  for (const Footprint::Step& step : f.steps) {
+  for (int i = 0; i < f.count; ++i) {
+    const Footprint::Step& step = f.steps[i];
     if (step.bytes % pitch == 0) continue;
     *length += step.bytes * (step.count - 1);
   }
@@ -79,12 +106,23 @@ bool DisjointModulo(const Footprint& a, const Footprint& b, uint64_t pitch) {
   return from_a_to_b >= a_length && from_a_to_b + b_length <= pitch;
 }
 
-bool Overlap(const Footprint& a, const Footprint& b) {
-  if (a.end == a.base || b.end == b.base) return false;
-  if (a.end <= b.base || b.end <= a.base) return false;
+bool Overlap(const ConstTensorView& view_a, const ConstTensorView& view_b) {
+  // Most tensors have memory of their own, which is soon seen: a call of a few
+  // microseconds compares dozens of pairs.
+  const Bytes bytes_a = BytesOf(view_a);
+  const Bytes bytes_b = BytesOf(view_b);
+  if (bytes_a.begin == bytes_a.end || bytes_b.begin == bytes_b.end) {
+    return false;
+  }
+  if (bytes_a.end <= bytes_b.begin || bytes_b.end <= bytes_a.begin) {
+    return false;
+  }
+  const Footprint a = FootprintOf(view_a);
+  const Footprint b = FootprintOf(view_b);
   for (const Footprint* f : {&a, &b}) {
-    for (const Footprint::Step& step : f->steps) {
-      if (step.bytes != 0 && DisjointModulo(a, b, step.bytes)) return false;
+    for (int i = 0; i < f->count; ++i) {
+      const uint64_t step = f->steps[i].bytes;
+      if (step != 0 && DisjointModulo(a, b, step)) return false;
     }
   }
   return true;
@@ -106,19 +144,18 @@ std::string ShapeText(const std::array<int64_t, 4>& sizes) {
 }
 
 Status CheckView(const NamedView& tensor) {
-  const std::string name = tensor.name;
   const ConstTensorView& view = tensor.view;
   const uint64_t element = SizeOf(view.dtype);
   if (element == 0) {
     return Status::InvalidArgument(
-        name + " has dtype number " +
+        std::string(tensor.name) + " has dtype number " +
         std::to_string(static_cast<int>(view.dtype)) +
         "; it must be one of fa2::DType");
   }
   bool has_elements = true;
   for (int64_t size : view.sizes) {
     if (size < 0) {
-      return Status::InvalidArgument(name + " has shape " +
+      return Status::InvalidArgument(std::string(tensor.name) + " has shape " +
                                      ShapeText(view.sizes) +
                                      "; sizes must be 0 or more");
     }
@@ -135,17 +172,19 @@ Status CheckView(const NamedView& tensor) {
     count *= view.sizes[i];
     if (reach * element > kLimit || count * element > kLimit) {
       return Status::InvalidArgument(
-          name + " has shape " + ShapeText(view.sizes) + " and " +
-          StridesText(view) + "; its elements must lie within 2^62 bytes");
+          std::string(tensor.name) + " has shape " + ShapeText(view.sizes) +
+          " and " + StridesText(view) +
+          "; its elements must lie within 2^62 bytes");
     }
   }
   if (view.data == nullptr) {
-    return Status::InvalidArgument(name + " is null; it must point to " +
+    return Status::InvalidArgument(std::string(tensor.name) +
+                                   " is null; it must point to " +
                                    ShapeText(view.sizes) + " elements");
   }
   if (reinterpret_cast<uintptr_t>(view.data) % element != 0) {
     return Status::InvalidArgument(
-        name + " is not aligned; " + NameOf(view.dtype) +
+        std::string(tensor.name) + " is not aligned; " + NameOf(view.dtype) +
         " data must be aligned to " + std::to_string(element) + " bytes");
   }
   return Status::Ok();
@@ -174,33 +213,30 @@ Status CheckShape(const NamedView& tensor,
       "; it must be " + ShapeText(expected) + ", " + meaning);
 }
 
-Status CheckOverlap(const std::vector<NamedView>& outputs,
-                    const std::vector<NamedView>& inputs) {
-  std::vector<Footprint> written;
-  written.reserve(outputs.size());
+Status CheckOverlap(const NamedViews& outputs, const NamedViews& inputs) {
   for (const NamedView& output : outputs) {
-    Footprint f = FootprintOf(output.view);
+    const Footprint f = FootprintOf(output.view);
     if (f.end != f.base && OverlapsItself(f)) {
       return Status::InvalidArgument(
           std::string(output.name) + " has shape " +
           ShapeText(output.view.sizes) + " and " + StridesText(output.view) +
           "; the elements of an output must not share memory");
     }
-    for (size_t i = 0; i < written.size(); ++i) {
-      if (Overlap(f, written[i])) {
+    for (const NamedView& earlier : outputs) {
+      if (&earlier == &output) break;
+      if (Overlap(output.view, earlier.view)) {
         return Status::InvalidArgument(std::string(output.name) + " overlaps " +
-                                       outputs[i].name +
+                                       earlier.name +
                                        "; outputs must not share memory");
       }
     }
     for (const NamedView& input : inputs) {
-      if (input.view.data != nullptr && Overlap(f, FootprintOf(input.view))) {
+      if (input.view.data != nullptr && Overlap(output.view, input.view)) {
         return Status::InvalidArgument(std::string(output.name) +
                                        " overlaps the input " + input.name +
                                        "; inputs are never written");
       }
     }
-    written.push_back(std::move(f));
   }
   return Status::Ok();
 }

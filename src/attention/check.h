@@ -3,8 +3,8 @@
 #define FA2_SRC_ATTENTION_CHECK_H_
 
 #include <array>
+#include <initializer_list>
 #include <string>
-#include <vector>
 
 #include "fa2/status.h"
 #include "fa2/types.h"
@@ -18,6 +18,27 @@ std::string ShapeText(const std::array<int64_t, 4>& sizes);
 struct NamedView {
   const char* name;
   ConstTensorView view;
+};
+
+// The tensors of a call, without memory from the heap: a short call would notice
+// it.
+class NamedViews {
+ public:
+  NamedViews() = default;
+  NamedViews(std::initializer_list<NamedView> views) {
+    for (const NamedView& view : views) Add(view);
+  }
+  // Those that are not given are left out.
+  void Add(const NamedView& view) {
+    if (view.view.given()) views_[static_cast<size_t>(size_++)] = view;
+  }
+  const NamedView* begin() const { return views_.data(); }
+  const NamedView* end() const { return views_.data() + size_; }
+
+ private:
+  // A backward call has 13 inputs and 6 outputs.
+  std::array<NamedView, 16> views_;
+  int size_ = 0;
 };
 
 // Sizes not negative, the span of its elements within 63 bits, data given
@@ -34,8 +55,7 @@ Status CheckShape(const NamedView& tensor,
 // No two elements of one output in one place; no output in the place of another
 // output or of an input. Views that interleave (slices of one packed buffer)
 // are told apart.
-Status CheckOverlap(const std::vector<NamedView>& outputs,
-                    const std::vector<NamedView>& inputs);
+Status CheckOverlap(const NamedViews& outputs, const NamedViews& inputs);
 
 }  // namespace fa2::attention
 

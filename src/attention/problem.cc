@@ -282,7 +282,7 @@ Status CheckStatistics(const NamedView& tensor, const Problem& p) {
 }
 
 // `inputs` [B, H, N, D] of the call: what the outputs must not overlap.
-std::vector<NamedView> CommonInputs(const Problem& p) {
+NamedViews CommonInputs(const Problem& p) {
   return {{"q", p.q},
           {"k", p.k},
           {"v", p.v},
@@ -314,10 +314,10 @@ Status CheckForward(const AttentionForwardArgs& args, Problem* p) {
       CheckResult({"out", args.out}, p->q.dtype,
                   {p->q.sizes[0], p->q_heads, p->q.sizes[2], p->value_dim},
                   "[B, Hq, Nq, Dv] of q and v"));
-  std::vector<NamedView> outputs = {{"out", args.out}};
+  NamedViews outputs = {{"out", args.out}};
   if (args.lse.given()) {
     FA2_RETURN_IF_ERROR(CheckStatistics({"lse", args.lse}, *p));
-    outputs.push_back({"lse", args.lse});
+    outputs.Add({"lse", args.lse});
   }
   return CheckOverlap(outputs, CommonInputs(*p));
 }
@@ -326,37 +326,37 @@ Status CheckBackward(const AttentionBackwardArgs& args, Problem* p) {
   FA2_RETURN_IF_ERROR(CheckInputs(args.q, args.k, args.v, args.options, p));
   const std::array<int64_t, 4> out_shape = {p->q.sizes[0], p->q_heads,
                                             p->q.sizes[2], p->value_dim};
-  std::vector<NamedView> inputs = CommonInputs(*p);
+  NamedViews inputs = CommonInputs(*p);
   FA2_RETURN_IF_ERROR(CheckView({"dout", args.dout}));
   FA2_RETURN_IF_ERROR(
       CheckDType({"dout", args.dout}, {p->q.dtype}, "as q has"));
   FA2_RETURN_IF_ERROR(
       CheckShape({"dout", args.dout}, out_shape, "[B, Hq, Nq, Dv] of q and v"));
-  inputs.push_back({"dout", args.dout});
+  inputs.Add({"dout", args.dout});
   if (args.delta.given()) {
     FA2_RETURN_IF_ERROR(CheckStatistics({"delta", args.delta}, *p));
-    inputs.push_back({"delta", args.delta});
+    inputs.Add({"delta", args.delta});
   } else {
     FA2_RETURN_IF_ERROR(CheckView({"out", args.out}));
     FA2_RETURN_IF_ERROR(
         CheckDType({"out", args.out}, {p->q.dtype}, "as q has"));
     FA2_RETURN_IF_ERROR(
         CheckShape({"out", args.out}, out_shape, "[B, Hq, Nq, Dv] of q and v"));
-    inputs.push_back({"out", args.out});
+    inputs.Add({"out", args.out});
   }
   FA2_RETURN_IF_ERROR(CheckStatistics({"lse", args.lse}, *p));
-  inputs.push_back({"lse", args.lse});
+  inputs.Add({"lse", args.lse});
   if (args.dlse.given()) {
     FA2_RETURN_IF_ERROR(CheckStatistics({"dlse", args.dlse}, *p));
-    inputs.push_back({"dlse", args.dlse});
+    inputs.Add({"dlse", args.dlse});
   }
 
-  std::vector<NamedView> outputs;
+  NamedViews outputs;
   const auto result = [&](const NamedView& tensor,
                           const std::array<int64_t, 4>& shape,
                           const char* meaning) {
     if (!tensor.view.given()) return Status::Ok();
-    outputs.push_back(tensor);
+    outputs.Add(tensor);
     return CheckResult(tensor, p->q.dtype, shape, meaning);
   };
   FA2_RETURN_IF_ERROR(result({"dq", args.dq}, p->q.sizes, "the shape of q"));
@@ -371,7 +371,7 @@ Status CheckBackward(const AttentionBackwardArgs& args, Problem* p) {
           "; dbias needs an additive bias");
     }
     const NamedView dbias{"dbias", args.dbias};
-    outputs.push_back(dbias);
+    outputs.Add(dbias);
     FA2_RETURN_IF_ERROR(CheckView(dbias));
     FA2_RETURN_IF_ERROR(CheckDType(dbias, {bias.dtype, p->accumulator()},
                                    "for a bias of this dtype"));
@@ -380,7 +380,7 @@ Status CheckBackward(const AttentionBackwardArgs& args, Problem* p) {
   const auto small = [&](const NamedView& tensor, const ConstTensorView& input,
                          const char* input_name) {
     if (!tensor.view.given()) return Status::Ok();
-    outputs.push_back(tensor);
+    outputs.Add(tensor);
     if (!input.given()) {
       return Status::InvalidArgument(std::string(tensor.name) +
                                      " is given, but " + input_name +
