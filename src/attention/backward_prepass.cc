@@ -8,6 +8,20 @@
 
 namespace fa2::attention {
 
+bool BackwardRun::Pack(simd::Role score, const simd::Rows& rows, int64_t padded,
+                       std::byte* packed_score, simd::Role grad, bool want_grad,
+                       std::byte* packed_grad) const {
+  const bool pair = want_grad && engine_.pack_pair != nullptr;
+  const bool finite =
+      pair ? engine_.pack_pair(score, grad, rows, padded, packed_score,
+                               packed_grad)
+           : engine_.pack(score, rows, padded, false, packed_score);
+  if (want_grad && !(pair && finite)) {
+    engine_.pack(grad, rows, padded, !finite, packed_grad);
+  }
+  return finite;
+}
+
 void BackwardRun::PackQueries(Worker* worker, int64_t sequence, int64_t head,
                               int64_t block) const {
   const BackwardSequence& s = plan_.sequences[sequence];
@@ -21,12 +35,10 @@ void BackwardRun::PackQueries(Worker* worker, int64_t sequence, int64_t head,
                         bool want_grad, std::byte* grad, uint8_t* non_finite) {
     const simd::Rows source = worker->rows.Read(
         view, rows.batch, head, rows.q_begin + queries.begin, queries.size());
-    const bool finite =
-        engine_.pack(Role::kScoreRight, source, padded, false, score);
-    *non_finite = finite ? 0 : 1;
-    if (want_grad) {
-      engine_.pack(Role::kGradRight, source, padded, !finite, grad);
-    }
+    *non_finite = Pack(Role::kScoreRight, source, padded, score,
+                       Role::kGradRight, want_grad, grad)
+                      ? 0
+                      : 1;
   };
   pack(problem_.q, operand.q_score, want_dk(), operand.q_grad,
        q_non_finite_ + flag);
@@ -49,11 +61,9 @@ void BackwardRun::PackKeys(Worker* worker, int64_t sequence, int64_t head,
   };
   const simd::Rows k = read(problem_.k);
   const bool finite =
-      engine_.pack(Role::kScoreLeft, k, padded, false, operand.k_score);
+      Pack(Role::kScoreLeft, k, padded, operand.k_score, Role::kGradLeft,
+           want_dq() && !engine_.grad_left_is_score_left, operand.k_grad);
   k_non_finite_[KeyFlag(sequence, head, block)] = finite ? 0 : 1;
-  if (want_dq() && !engine_.grad_left_is_score_left) {
-    engine_.pack(Role::kGradLeft, k, padded, !finite, operand.k_grad);
-  }
   engine_.pack(Role::kScoreLeft, read(problem_.v), padded, false,
                operand.v_score);
 }
@@ -69,15 +79,19 @@ void BackwardRun::FindStatisticsAs(Worker* worker, int64_t sequence,
   const int64_t padded = s.queries.Padded(queries);
   T* lse = reinterpret_cast<T*>(operand.lse);
   T* delta = reinterpret_cast<T*>(operand.delta);
-  const auto statistic = [&](const ConstTensorView& view, int64_t i) {
+  // Calls take(i, value) for the block's rows of a statistic.
+  const auto read = [&](const ConstTensorView& view, const auto& take) {
     const RowStart start = StatisticsStart(problem_, view, sequence);
-    T value;
-    memcpy(&value, At(view, start.batch, head, start.row + queries.begin + i),
-           sizeof(value));
-    return value;
+    const char* at = At(view, start.batch, head, start.row + queries.begin);
+    const int64_t step = view.strides[2] * static_cast<int64_t>(sizeof(T));
+    for (int64_t i = 0; i < count; ++i, at += step) {
+      T value;
+      memcpy(&value, at, sizeof(value));
+      take(i, value);
+    }
   };
   if (args_.delta.given()) {
-    for (int64_t i = 0; i < count; ++i) delta[i] = statistic(args_.delta, i);
+    read(args_.delta, [&](int64_t i, T value) { delta[i] = value; });
   } else {
     const int64_t first = rows.q_begin + queries.begin;
     row_kernels_.dot(
@@ -85,9 +99,9 @@ void BackwardRun::FindStatisticsAs(Worker* worker, int64_t sequence,
         worker->rows.Read(args_.dout, rows.batch, head, first, count, 1),
         delta);
   }
-  for (int64_t i = 0; i < count; ++i) {
-    lse[i] = statistic(args_.lse, i);
-    if (args_.dlse.given()) delta[i] -= statistic(args_.dlse, i);
+  read(args_.lse, [&](int64_t i, T value) { lse[i] = value; });
+  if (args_.dlse.given()) {
+    read(args_.dlse, [&](int64_t i, T value) { delta[i] -= value; });
   }
   // Padding: exp(S - inf) is 0, and so is dS.
   for (int64_t i = count; i < padded; ++i) {

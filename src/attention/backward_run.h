@@ -67,6 +67,11 @@ class BackwardRun {
   void RunWave(const threading::Pool& pool, int64_t wave);
 
   // Pre-pass.
+  // Packs rows for a score role and, if wanted, for a gradient role, which gets
+  // zeros for NaN and infinity. Returns whether there are none.
+  bool Pack(simd::Role score, const simd::Rows& rows, int64_t padded,
+            std::byte* packed_score, simd::Role grad, bool want_grad,
+            std::byte* packed_grad) const;
   void PackQueries(Worker* worker, int64_t sequence, int64_t head,
                    int64_t block) const;
   void PackKeys(Worker* worker, int64_t sequence, int64_t head,
@@ -87,8 +92,7 @@ class BackwardRun {
   void StoreQueryGradient(Worker* worker, int64_t sequence, int64_t head,
                           int64_t block) const;
   void StoreKeyGradients(Worker* worker, int64_t sequence, int64_t head,
-                         int64_t block, const std::byte* dk,
-                         const std::byte* dv) const;
+                         int64_t block, std::byte* dk, std::byte* dv) const;
   void StoreSmallGradients() const;
   template <typename T>
   void StoreBiasRowSums() const;

@@ -14,43 +14,34 @@ void BackwardRun::StoreQueryGradient(Worker* worker, int64_t sequence,
   const Sequence& rows = problem_.sequences[sequence];
   const Interval queries = s.queries.Block(block);
   const int64_t padded = s.queries.Padded(queries);
-  std::byte* sum = nullptr;
+  RowBuffers::Parts parts;
   for (int64_t split = 0; split < s.splits; ++split) {
     uint8_t* touched = nullptr;
     std::byte* partial = QueryGradient(sequence, head, split, block, &touched);
-    if (*touched == 0) continue;
-    if (sum == nullptr) {
-      sum = partial;
-    } else {
-      row_kernels_.add(sum, partial,
-                       static_cast<int64_t>(engine_.query_accumulator_bytes(
-                                                padded, problem_.head_dim) /
-                                            element()));
-    }
+    if (*touched != 0) parts.Add(partial);
   }
-  worker->rows.Store(sum, engine_.unpack_query_rows, padded, queries.size(),
+  worker->rows.Store(parts, RowBuffers::Kind::kQueries, padded, queries.size(),
                      problem_.scale, nullptr, args_.accumulate_dq, args_.dq,
                      rows.batch, head, rows.q_begin + queries.begin);
 }
 
 void BackwardRun::StoreKeyGradients(Worker* worker, int64_t sequence,
-                                    int64_t head, int64_t block,
-                                    const std::byte* dk,
-                                    const std::byte* dv) const {
+                                    int64_t head, int64_t block, std::byte* dk,
+                                    std::byte* dv) const {
   const BackwardSequence& s = plan_.sequences[sequence];
   const Sequence& rows = problem_.sequences[sequence];
   const Interval keys = s.keys.Block(block);
   const int64_t padded = s.keys.Padded(keys);
   const int64_t first = rows.k_begin + keys.begin;
   if (want_dk()) {
-    worker->rows.Store(dk, engine_.unpack_key_rows, padded, keys.size(),
+    worker->rows.Store({{dk}, 1}, RowBuffers::Kind::kKeys, padded, keys.size(),
                        problem_.scale, nullptr, args_.accumulate_dk, args_.dk,
                        rows.batch, head, first);
   }
   if (want_dv()) {
-    worker->rows.Store(dv, engine_.unpack_key_rows, padded, keys.size(), 1.0,
-                       nullptr, args_.accumulate_dv, args_.dv, rows.batch, head,
-                       first);
+    worker->rows.Store({{dv}, 1}, RowBuffers::Kind::kKeys, padded, keys.size(),
+                       1.0, nullptr, args_.accumulate_dv, args_.dv, rows.batch,
+                       head, first);
   }
 }
 

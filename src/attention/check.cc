@@ -15,7 +15,7 @@ struct Footprint {
     uint64_t count;
   };
   Step steps[4];
-  int count = 0;       // of steps
+  int count = 0;  // of steps
   uint64_t base = 0;
   uint64_t end = 0;  // one past the highest byte; == base when empty
   uint64_t element = 0;

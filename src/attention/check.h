@@ -20,8 +20,8 @@ struct NamedView {
   ConstTensorView view;
 };
 
-// The tensors of a call, without memory from the heap: a short call would notice
-// it.
+// The tensors of a call, without memory from the heap: a short call would
+// notice it.
 class NamedViews {
  public:
   NamedViews() = default;

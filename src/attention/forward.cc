@@ -264,9 +264,10 @@ void ForwardRun::Finish(Worker* worker, const ForwardItem& item,
           &lse, sizeof(lse));
     }
   }
-  worker->rows.Store(any ? worker->out : nullptr, engine_.unpack_query_rows,
-                     padded, queries.size(), 1.0, factor, false, args_.out,
-                     rows.batch, item.head, rows.q_begin + queries.begin);
+  worker->rows.Store({{any ? worker->out : nullptr}, any ? 1 : 0},
+                     RowBuffers::Kind::kQueries, padded, queries.size(), 1.0,
+                     factor, false, args_.out, rows.batch, item.head,
+                     rows.q_begin + queries.begin);
 }
 
 // Kept from call to call, so that a second call of the same shape allocates

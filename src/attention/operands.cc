@@ -57,19 +57,38 @@ simd::Rows ContiguousRows(const ConstTensorView& view, int64_t batch,
   return rows;
 }
 
-void RowBuffers::Store(const void* accumulator, Unpack unpack,
-                       int64_t block_rows, int64_t count, double factor,
-                       const void* row_factor, bool add, const TensorView& out,
-                       int64_t batch, int64_t head, int64_t first) const {
+void RowBuffers::Store(const Parts& parts, Kind kind, int64_t block_rows,
+                       int64_t count, double factor, const void* row_factor,
+                       bool add, const TensorView& out, int64_t batch,
+                       int64_t head, int64_t first) const {
   const int64_t depth = out.sizes[3];
   if (depth == 0) return;
+  void* const accumulator = parts.data[0];
   if (accumulator == nullptr && add) return;
   const size_t wide = SizeOf(engine_.accumulator);
   const size_t element = SizeOf(out.dtype);
   const int64_t bytes = static_cast<int64_t>(element);
   const bool contiguous = HasContiguousRows(out);
+  const bool keys = kind == Kind::kKeys;
+  const simd::Engine::StoreBf16 store =
+      keys ? engine_.store_key_rows : engine_.store_query_rows;
+  if (accumulator != nullptr && store != nullptr && contiguous && !add &&
+      out.dtype == DType::kBF16) {
+    store(parts.data, parts.count, depth, count, static_cast<float>(factor),
+          row_factor, reinterpret_cast<uint16_t*>(At(out, batch, head, first)),
+          out.strides[2]);
+    return;
+  }
+  const auto unpack =
+      keys ? engine_.unpack_key_rows : engine_.unpack_query_rows;
   if (accumulator == nullptr) {
     memset(rows_, 0, static_cast<size_t>(kUnpackRows * depth) * wide);
+  }
+  for (int i = 1; i < parts.count; ++i) {
+    const size_t size =
+        keys ? engine_.key_accumulator_bytes(block_rows, depth)
+             : engine_.query_accumulator_bytes(block_rows, depth);
+    kernels_.add(accumulator, parts.data[i], static_cast<int64_t>(size / wide));
   }
   for (int64_t r = 0; r < count; r += kUnpackRows) {
     const int64_t rows = std::min(kUnpackRows, count - r);

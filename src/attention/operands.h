@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "src/attention/plan.h"
 #include "src/attention/problem.h"
 #include "src/attention/scratch.h"
 #include "src/simd/engine.h"
@@ -39,14 +40,18 @@ class RowBuffers {
     return ContiguousRows(view, batch, head, first, count, gathered_[slot]);
   }
 
-  // Stores rows [0, count) of an accumulator of a block of `block_rows` rows,
-  // times `factor` and row_factor[row] (or nullptr); nullptr accumulator:
-  // zeros. `unpack` is the engine's function for that kind of accumulator.
-  using Unpack = void (*)(const void* accumulator, int64_t block_rows,
-                          int64_t depth, int64_t first, int64_t count,
-                          void* rows, int64_t row_stride);
-  void Store(const void* accumulator, Unpack unpack, int64_t block_rows,
-             int64_t count, double factor, const void* row_factor, bool add,
+  // Stores rows [0, count) of a key or query accumulator of a block of
+  // `block_rows` rows, times `factor` and row_factor[row] (or nullptr). The
+  // accumulator is the sum of `parts`, in order, and may be left in the first;
+  // none: zeros.
+  enum class Kind { kKeys, kQueries };
+  struct Parts {
+    void* data[kMaxSplits] = {};
+    int count = 0;
+    void Add(void* part) { data[count++] = part; }
+  };
+  void Store(const Parts& parts, Kind kind, int64_t block_rows, int64_t count,
+             double factor, const void* row_factor, bool add,
              const TensorView& out, int64_t batch, int64_t head,
              int64_t first) const;
 

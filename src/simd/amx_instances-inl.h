@@ -8,6 +8,7 @@
 #include "src/simd/amx_backward-inl.h"
 #include "src/simd/amx_engine.h"
 #include "src/simd/amx_forward-inl.h"
+#include "src/simd/amx_unpack-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
@@ -93,10 +94,13 @@ const Engine* MakeAmxEngine(const char* name) {
     e.forward_blocks = &AmxForwardBlocks<Variant>;
     e.packed_bytes = &AmxPackedBytes<Variant>;
     e.pack = &Pack<typename Variant::Tiles, Variant::kInputTerms>;
+    e.pack_pair = &PackPair<typename Variant::Tiles, Variant::kInputTerms>;
     e.key_accumulator_bytes = &AmxAccumulatorBytes;
     e.query_accumulator_bytes = &AmxAccumulatorBytes;
     e.unpack_key_rows = &UnpackKeyRows;
     e.unpack_query_rows = &UnpackQueryRows;
+    e.store_key_rows = &StoreKeyRows<typename Variant::Tiles>;
+    e.store_query_rows = &StoreQueryRows<typename Variant::Tiles>;
     e.scratch_bytes = &AmxScratchBytes<Variant>;
     e.backward = &Backward<Variant>;
     e.forward = &Forward<Variant>;

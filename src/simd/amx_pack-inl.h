@@ -1,5 +1,4 @@
-// Packing of operands into tiles, and unpacking of accumulators, for the AMX
-// engines. Layouts: amx_layout.h.
+// Packing of operands into tiles for the AMX engines. Layouts: amx_layout.h.
 
 // Included for one Highway target only, amx_target.h.
 #ifndef FA2_SRC_SIMD_AMX_PACK_INL_H_
@@ -35,6 +34,35 @@ HWY_INLINE void Transpose16x16(__m512i* HWY_RESTRICT r) {
     r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
     r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
     r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+  }
+}
+
+// The same in memory, rows `stride` bytes apart.
+// Lanes are put together by loads, which leave the one port that shuffles
+// across lanes to the 32 that remain.
+HWY_INLINE void Transpose16x16(const uint8_t* HWY_RESTRICT rows, int64_t stride,
+                               __m512i* HWY_RESTRICT out) {
+  const auto lane = [rows, stride](int64_t row, int64_t k) HWY_ATTR {
+    return _mm_loadu_si128(
+        reinterpret_cast<const __m128i*>(rows + row * stride + 16 * k));
+  };
+  for (int k = 0; k < 4; ++k) {
+    // Columns 4 k to 4 k + 3 of rows j, j + 4, j + 8 and j + 12.
+    __m512i r[4];
+    for (int j = 0; j < 4; ++j) {
+      r[j] = _mm512_castsi128_si512(lane(j, k));
+      r[j] = _mm512_inserti32x4(r[j], lane(j + 4, k), 1);
+      r[j] = _mm512_inserti32x4(r[j], lane(j + 8, k), 2);
+      r[j] = _mm512_inserti32x4(r[j], lane(j + 12, k), 3);
+    }
+    const __m512i a = _mm512_unpacklo_epi32(r[0], r[1]);
+    const __m512i b = _mm512_unpackhi_epi32(r[0], r[1]);
+    const __m512i c = _mm512_unpacklo_epi32(r[2], r[3]);
+    const __m512i d = _mm512_unpackhi_epi32(r[2], r[3]);
+    out[4 * k] = _mm512_unpacklo_epi64(a, c);
+    out[4 * k + 1] = _mm512_unpackhi_epi64(a, c);
+    out[4 * k + 2] = _mm512_unpacklo_epi64(b, d);
+    out[4 * k + 3] = _mm512_unpackhi_epi64(b, d);
   }
 }
 
@@ -132,152 +160,194 @@ struct RowReader {
   }
 };
 
-// Interleaves the elements of two rows: pairs of columns 0-15 and 16-31.
-HWY_INLINE void InterleaveRows(__m512i even, __m512i odd, __m512i& low,
-                               __m512i& high) {
-  const __m512i low_index = _mm512_add_epi16(
-      _mm512_and_si512(_mm512_set1_epi32(static_cast<int>(0xffff0000u)),
-                       _mm512_set1_epi16(32)),
-      _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,
-                                           12, 13, 14, 15),
-                         _mm512_set1_epi32(0x10001)));
-  const __m512i high_index = _mm512_add_epi16(low_index, _mm512_set1_epi16(16));
-  low = _mm512_permutex2var_epi16(even, low_index, odd);
-  high = _mm512_permutex2var_epi16(even, high_index, odd);
+// Interleaves the elements of two rows: pairs of columns 0-3, 8-11, 16-19 and
+// 24-27, and the others.
+HWY_INLINE void InterleaveLanes(__m512i even, __m512i odd, __m512i& low,
+                                __m512i& high) {
+  low = _mm512_unpacklo_epi16(even, odd);
+  high = _mm512_unpackhi_epi16(even, odd);
 }
 
-template <class Tiles, int kTerms, bool kFiniteOnly, class T>
-bool PackRows(Role role, const Rows& rows, int64_t padded_rows,
-              uint8_t* HWY_RESTRICT packed) {
+// The same: pairs of columns 0-15 and 16-31.
+HWY_INLINE void InterleaveRows(__m512i even, __m512i odd, __m512i& low,
+                               __m512i& high) {
+  __m512i a, b;
+  InterleaveLanes(even, odd, a, b);
+  low = _mm512_permutex2var_epi64(
+      a, _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), b);
+  high = _mm512_permutex2var_epi64(
+      a, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), b);
+}
+
+// Where a panel of 32 rows x 32 columns is written.
+struct PackPlace {
+  int64_t panel;   // of rows
+  int64_t panels;  // of the block
+  int64_t k;       // 32 columns
+  int64_t depth_tiles;
+  int64_t chunk_panels;  // kGradLeft, see ChunkPanels
+};
+
+// One term of a panel, its rows `stride` bytes apart, in the layout of a role.
+template <int kTerms>
+HWY_INLINE void WritePanel(Role role, const PackPlace& at, int term,
+                           const uint8_t* rows, int64_t stride,
+                           uint8_t* HWY_RESTRICT packed) {
+  switch (role) {
+    case Role::kScoreLeft:
+    case Role::kScoreRight:
+      for (int half = 0; half < 2; ++half) {
+        const uint8_t* const from = rows + 16 * half * stride;
+        uint8_t* const tile =
+            packed +
+            (((at.panel * kTerms + term) * 2 + half) * at.depth_tiles + at.k) *
+                kTileBytes;
+        __m512i v[16];
+        if (role == Role::kScoreRight) {
+          Transpose16x16(from, stride, v);
+        } else {
+          for (int i = 0; i < 16; ++i) {
+            v[i] = _mm512_loadu_si512(from + i * stride);
+          }
+        }
+        for (int i = 0; i < 16; ++i) _mm512_store_si512(tile + 64 * i, v[i]);
+      }
+      return;
+    case Role::kGradRight: {
+      uint8_t* const tile =
+          packed + ((term * at.depth_tiles + at.k) * 2 * at.panels + at.panel) *
+                       kTileBytes;
+      for (int i = 0; i < 16; ++i) {
+        __m512i low, high;
+        InterleaveRows(_mm512_loadu_si512(rows + 2 * i * stride),
+                       _mm512_loadu_si512(rows + (2 * i + 1) * stride), low,
+                       high);
+        _mm512_store_si512(tile + 64 * i, low);
+        _mm512_store_si512(tile + at.panels * kTileBytes + 64 * i, high);
+      }
+      return;
+    }
+    case Role::kGradLeft: {
+      const int64_t chunk = at.panel / at.chunk_panels * at.chunk_panels;
+      const int64_t in_chunk = std::min(at.chunk_panels, at.panels - chunk);
+      uint8_t* const tile =
+          packed +
+          (chunk * at.depth_tiles * 2 * kTerms +
+           (term * at.depth_tiles + at.k) * 2 * in_chunk + at.panel - chunk) *
+              kTileBytes;
+      alignas(64) uint8_t pairs[2][16 * 64];
+      for (int i = 0; i < 16; ++i) {
+        __m512i low, high;
+        InterleaveLanes(_mm512_loadu_si512(rows + 2 * i * stride),
+                        _mm512_loadu_si512(rows + (2 * i + 1) * stride), low,
+                        high);
+        _mm512_store_si512(pairs[0] + 64 * i, low);
+        _mm512_store_si512(pairs[1] + 64 * i, high);
+      }
+      for (int odd = 0; odd < 2; ++odd) {
+        __m512i v[16];
+        Transpose16x16(pairs[odd], 64, v);
+        for (int i = 0; i < 16; ++i) {
+          const int column = i / 4 * 8 + odd * 4 + i % 4;
+          _mm512_store_si512(
+              tile + column / 16 * in_chunk * kTileBytes + column % 16 * 64,
+              v[i]);
+        }
+      }
+      return;
+    }
+  }
+}
+
+// A role and where its packing goes.
+struct PackTarget {
+  Role role;
+  uint8_t* packed;
+};
+
+template <class Tiles, int kTerms, bool kFiniteOnly, int kTargets, class T>
+bool PackRows(const PackTarget (&targets)[kTargets], const Rows& rows,
+              int64_t padded_rows) {
   const T* data = static_cast<const T*>(rows.data);
-  const int64_t depth_tiles = amx::DepthTiles(rows.depth);
-  const int64_t panels = amx::Panels(padded_rows);
+  PackPlace at;
+  at.panels = amx::Panels(padded_rows);
+  at.depth_tiles = amx::DepthTiles(rows.depth);
+  at.chunk_panels = amx::ChunkPanels(rows.depth);
+  const bool plain = sizeof(T) == 2 && kTerms == 1 && !kFiniteOnly &&
+                     rows.dtype == DType::kBF16;
   __mmask32 non_finite = 0;
-  for (int64_t panel = 0; panel < panels; ++panel) {
-    const int64_t chunk_panels = amx::ChunkPanels(rows.depth);
-    const int64_t chunk = panel / chunk_panels * chunk_panels;
-    const int64_t in_chunk = std::min(chunk_panels, panels - chunk);
-    for (int64_t k = 0; k < depth_tiles; ++k) {
-      const int64_t left = rows.depth - 32 * k;
+  __m512i largest = _mm512_setzero_si512();  // of bf16 magnitudes
+  for (at.panel = 0; at.panel < at.panels; ++at.panel) {
+    const int64_t first = 32 * at.panel;
+    for (at.k = 0; at.k < at.depth_tiles; ++at.k) {
+      const T* const corner = data + first * rows.stride + 32 * at.k;
+      const int64_t left = rows.depth - 32 * at.k;
+      if (plain && left >= 32 && rows.rows - first >= 32) {
+        const uint8_t* const panel = reinterpret_cast<const uint8_t*>(corner);
+        const int64_t stride = 2 * rows.stride;
+        for (int64_t r = 0; r < 32; ++r) {
+          largest = _mm512_max_epu16(
+              largest, _mm512_and_si512(_mm512_loadu_si512(panel + r * stride),
+                                        _mm512_set1_epi16(0x7fff)));
+        }
+        for (const PackTarget& target : targets) {
+          WritePanel<kTerms>(target.role, at, 0, panel, stride, target.packed);
+        }
+        continue;
+      }
+      alignas(64) uint8_t x[kTerms][32 * 64];
       const __mmask32 columns =
           left >= 32 ? ~__mmask32{0} : (__mmask32{1} << left) - 1;
-      __m512i x[kTerms][32];
       for (int64_t r = 0; r < 32; ++r) {
-        const int64_t row = 32 * panel + r;
         __m512i terms[kTerms];
-        if (row < rows.rows) {
+        if (first + r < rows.rows) {
           RowReader<Tiles, kTerms, kFiniteOnly>::Read(
-              data + row * rows.stride + 32 * k, rows.dtype, columns, terms,
-              non_finite);
+              corner + r * rows.stride, rows.dtype, columns, terms, non_finite);
         } else {
           for (int t = 0; t < kTerms; ++t) terms[t] = _mm512_setzero_si512();
         }
-        for (int t = 0; t < kTerms; ++t) x[t][r] = terms[t];
+        for (int t = 0; t < kTerms; ++t) {
+          _mm512_store_si512(x[t] + 64 * r, terms[t]);
+        }
       }
       for (int t = 0; t < kTerms; ++t) {
-        if (role == Role::kScoreLeft || role == Role::kScoreRight) {
-          for (int half = 0; half < 2; ++half) {
-            __m512i* HWY_RESTRICT v = x[t] + 16 * half;
-            if (role == Role::kScoreRight) Transpose16x16(v);
-            uint8_t* tile =
-                packed + (((panel * kTerms + t) * 2 + half) * depth_tiles + k) *
-                             kTileBytes;
-            for (int i = 0; i < 16; ++i) {
-              _mm512_store_si512(tile + 64 * i, v[i]);
-            }
-          }
-        } else {
-          __m512i low[16], high[16];
-          for (int i = 0; i < 16; ++i) {
-            InterleaveRows(x[t][2 * i], x[t][2 * i + 1], low[i], high[i]);
-          }
-          int64_t tile, step;
-          if (role == Role::kGradRight) {
-            tile = (t * depth_tiles + k) * 2 * panels + panel;
-            step = panels;
-          } else {
-            Transpose16x16(low);
-            Transpose16x16(high);
-            tile = chunk * depth_tiles * 2 * kTerms +
-                   (t * depth_tiles + k) * 2 * in_chunk + panel - chunk;
-            step = in_chunk;
-          }
-          for (int i = 0; i < 16; ++i) {
-            _mm512_store_si512(packed + tile * kTileBytes + 64 * i, low[i]);
-            _mm512_store_si512(packed + (tile + step) * kTileBytes + 64 * i,
-                               high[i]);
-          }
+        for (const PackTarget& target : targets) {
+          WritePanel<kTerms>(target.role, at, t, x[t], 64, target.packed);
         }
       }
     }
   }
+  // All exponent bits set.
+  non_finite |= _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80));
   return non_finite == 0;
 }
 
 template <class Tiles, int kTerms>
 bool Pack(Role role, const Rows& rows, int64_t padded_rows, bool finite_only,
           void* packed) {
-  uint8_t* out = static_cast<uint8_t*>(packed);
+  const PackTarget targets[] = {{role, static_cast<uint8_t*>(packed)}};
   if (rows.dtype == DType::kF32) {
-    return finite_only ? PackRows<Tiles, kTerms, true, float>(role, rows,
-                                                              padded_rows, out)
-                       : PackRows<Tiles, kTerms, false, float>(
-                             role, rows, padded_rows, out);
+    return finite_only ? PackRows<Tiles, kTerms, true, 1, float>(targets, rows,
+                                                                 padded_rows)
+                       : PackRows<Tiles, kTerms, false, 1, float>(targets, rows,
+                                                                  padded_rows);
   }
-  return finite_only ? PackRows<Tiles, kTerms, true, uint16_t>(role, rows,
-                                                               padded_rows, out)
-                     : PackRows<Tiles, kTerms, false, uint16_t>(
-                           role, rows, padded_rows, out);
+  return finite_only ? PackRows<Tiles, kTerms, true, 1, uint16_t>(targets, rows,
+                                                                  padded_rows)
+                     : PackRows<Tiles, kTerms, false, 1, uint16_t>(
+                           targets, rows, padded_rows);
 }
 
-inline void UnpackKeyRows(const void* accumulator, int64_t /*keys*/,
-                          int64_t depth, int64_t first, int64_t count,
-                          void* rows, int64_t row_stride) {
-  const int64_t columns = 2 * amx::DepthTiles(depth);
-  const uint8_t* tiles = static_cast<const uint8_t*>(accumulator);
-  for (int64_t r = 0; r < count; ++r) {
-    const int64_t row = first + r;
-    float* out = static_cast<float*>(rows) + r * row_stride;
-    for (int64_t d = 0; 16 * d < depth; ++d) {
-      const __m512 x = _mm512_load_ps(
-          tiles + ((row / 16) * columns + d) * kTileBytes + row % 16 * 64);
-      const int64_t left = depth - 16 * d;
-      if (left >= 16) {
-        _mm512_storeu_ps(out + 16 * d, x);
-      } else {
-        _mm512_mask_storeu_ps(out + 16 * d,
-                              static_cast<__mmask16>((1 << left) - 1), x);
-      }
-    }
-  }
-}
-
-inline void UnpackQueryRows(const void* accumulator, int64_t /*queries*/,
-                            int64_t depth, int64_t first, int64_t count,
-                            void* rows, int64_t row_stride) {
-  const int64_t columns = 2 * amx::DepthTiles(depth);
-  const uint8_t* tiles = static_cast<const uint8_t*>(accumulator);
-  for (int64_t panel = first / 32; 32 * panel < first + count; ++panel) {
-    for (int64_t d = 0; 16 * d < depth; ++d) {
-      const int64_t left = depth - 16 * d;
-      const __mmask16 mask = left >= 16
-                                 ? static_cast<__mmask16>(0xffff)
-                                 : static_cast<__mmask16>((1 << left) - 1);
-      for (int64_t half = 0; half < 2; ++half) {
-        const uint8_t* tile =
-            tiles + ((panel * columns + d) * 2 + half) * kTileBytes;
-        __m512i v[16];
-        for (int i = 0; i < 16; ++i) v[i] = _mm512_load_si512(tile + 64 * i);
-        Transpose16x16(v);
-        for (int i = 0; i < 16; ++i) {
-          const int64_t r = 32 * panel + amx::QueryOfLane(half, i) - first;
-          if (r < 0 || r >= count) continue;
-          _mm512_mask_storeu_epi32(
-              static_cast<float*>(rows) + r * row_stride + 16 * d, mask, v[i]);
-        }
-      }
-    }
-  }
+template <class Tiles, int kTerms>
+bool PackPair(Role score, Role grad, const Rows& rows, int64_t padded_rows,
+              void* packed_score, void* packed_grad) {
+  const PackTarget targets[] = {{score, static_cast<uint8_t*>(packed_score)},
+                                {grad, static_cast<uint8_t*>(packed_grad)}};
+  return rows.dtype == DType::kF32
+             ? PackRows<Tiles, kTerms, false, 2, float>(targets, rows,
+                                                        padded_rows)
+             : PackRows<Tiles, kTerms, false, 2, uint16_t>(targets, rows,
+                                                           padded_rows);
 }
 
 }  // namespace fa2::simd::HWY_NAMESPACE

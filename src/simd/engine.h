@@ -183,6 +183,12 @@ struct Engine {
   bool (*pack)(Role role, const Rows& rows, int64_t padded_rows,
                bool finite_only, void* packed);
 
+  // Packs a block for both of its roles, from one read, as two calls of `pack`
+  // would without `finite_only`; nullptr where that spares nothing.
+  bool (*pack_pair)(Role score, Role grad, const Rows& rows,
+                    int64_t padded_rows, void* packed_score,
+                    void* packed_grad) = nullptr;
+
   // Bytes of an f32 (f64) accumulator of a block.
   size_t (*key_accumulator_bytes)(int64_t keys, int64_t depth);
   size_t (*query_accumulator_bytes)(int64_t queries, int64_t depth);
@@ -194,6 +200,17 @@ struct Engine {
   void (*unpack_query_rows)(const void* accumulator, int64_t queries,
                             int64_t depth, int64_t first, int64_t count,
                             void* rows, int64_t row_stride);
+
+  // Rows [0, count) of the sum, in order, of `parts` accumulators, times factor
+  // and (unless nullptr) row_factor[row], rounded to bf16 and stored `stride`
+  // elements apart: what adding, unpacking and rounding give, in one pass.
+  // nullptr where there is none.
+  using StoreBf16 = void (*)(const void* const* accumulators, int parts,
+                             int64_t depth, int64_t count, float factor,
+                             const void* row_factor, uint16_t* out,
+                             int64_t stride);
+  StoreBf16 store_key_rows = nullptr;
+  StoreBf16 store_query_rows = nullptr;
 
   size_t (*scratch_bytes)(const BlockSizes& blocks, int64_t head_dim,
                           int64_t value_dim);

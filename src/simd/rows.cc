@@ -24,6 +24,23 @@ struct RowFunctions {
                                 : LoadWideTail(d, tag, p, left);
   }
 
+#if HWY_TARGET != HWY_SCALAR
+  // sum + the products of 2 Lanes(d) bf16 each. A lane takes an even and an odd
+  // element: shifts and masks where widening in order would shuffle.
+  static HWY_INLINE V DotPairs(D d, const uint16_t* a, const uint16_t* b,
+                               V sum) {
+    const hn::Repartition<uint16_t, D> d16;
+    const hn::RebindToUnsigned<D> du;
+    const auto pairs_a = hn::BitCast(du, hn::LoadU(d16, a));
+    const auto pairs_b = hn::BitCast(du, hn::LoadU(d16, b));
+    const auto high = hn::Set(du, 0xFFFF0000u);
+    sum = hn::MulAdd(hn::BitCast(d, hn::ShiftLeft<16>(pairs_a)),
+                     hn::BitCast(d, hn::ShiftLeft<16>(pairs_b)), sum);
+    return hn::MulAdd(hn::BitCast(d, hn::And(pairs_a, high)),
+                      hn::BitCast(d, hn::And(pairs_b, high)), sum);
+  }
+#endif
+
   template <class StoredA, class StoredB>
   static void DotOf(StoredA tag_a, StoredB tag_b, const Rows& a, const Rows& b,
                     T* sums) {
@@ -36,7 +53,16 @@ struct RowFunctions {
       const auto* pb =
           static_cast<const typename StoredB::Type*>(b.data) + r * b.stride;
       V sum = hn::Zero(d);
-      for (size_t i = 0; i < depth; i += lanes) {
+      size_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+      if constexpr (std::is_same_v<StoredA, StoredBF16> &&
+                    std::is_same_v<StoredB, StoredBF16> && sizeof(T) == 4) {
+        for (; i + 2 * lanes <= depth; i += 2 * lanes) {
+          sum = DotPairs(d, pa + i, pb + i, sum);
+        }
+      }
+#endif
+      for (; i < depth; i += lanes) {
         sum = hn::MulAdd(LoadSome(d, tag_a, pa + i, depth - i),
                          LoadSome(d, tag_b, pb + i, depth - i), sum);
       }
