@@ -186,8 +186,8 @@ std::byte* BackwardRun::KeyGradient(std::byte* base, int64_t depth,
   return base + engine_.key_accumulator_bytes(row, depth);
 }
 
-void BackwardRun::Execute(const threading::Pool& pool) {
-  bias_tiles_.Scan(pool);
+void BackwardRun::Execute(threading::Team& team) {
+  bias_tiles_.Scan(team);
   memset(dq_touched_, 0,
          static_cast<size_t>(plan_.dq_blocks * problem_.q_heads));
   memset(dkv_touched_, 0,
@@ -205,24 +205,26 @@ void BackwardRun::Execute(const threading::Pool& pool) {
   if (bias_rows_.bytes != 0) memset(bias_rows_.data, 0, bias_rows_.bytes);
 
   for (int64_t wave = 0; wave < plan_.waves; ++wave) {
-    RunWave(pool, wave);
+    RunWave(team, wave);
   }
   StoreSmallGradients();
-  SpreadNonFinite(pool);
+  SpreadNonFinite(team);
 }
 
-void BackwardRun::RunWave(const threading::Pool& pool, int64_t wave) {
+void BackwardRun::RunWave(threading::Team& team, int64_t wave) {
   wave_begin_ = wave * plan_.wave_heads;
   const int64_t wave_end =
       std::min(problem_.kv_heads, wave_begin_ + plan_.wave_heads);
   const auto for_blocks = [&](const std::vector<BlockIndex>& blocks,
                               int64_t group, auto&& body) {
-    const int64_t count = static_cast<int64_t>(blocks.size());
+    // Heads innermost, as in the plan's items: a worker then finds in its
+    // caches what it packed for its heads.
+    const int64_t heads = (wave_end - wave_begin_) * group;
     const int64_t first = wave_begin_ * group;
-    pool.For(count * (wave_end - wave_begin_) * group,
+    team.For(static_cast<int64_t>(blocks.size()) * heads,
              [&](int64_t item, int worker) {
-               const BlockIndex& index = blocks[item % count];
-               body(workers_ + worker, index.sequence, first + item / count,
+               const BlockIndex& index = blocks[item / heads];
+               body(workers_ + worker, index.sequence, first + item % heads,
                     index.block);
              });
   };
@@ -243,7 +245,7 @@ void BackwardRun::RunWave(const threading::Pool& pool, int64_t wave) {
   for (int64_t step = 0; step < plan_.steps; ++step) {
     const size_t index = static_cast<size_t>(wave * plan_.steps + step);
     const int64_t begin = plan_.step_begin[index];
-    pool.For(plan_.step_begin[index + 1] - begin,
+    team.For(plan_.step_begin[index + 1] - begin,
              [&](int64_t item, int worker) {
                RunItem(workers_ + worker, begin + item);
              });
@@ -449,7 +451,7 @@ Status Run(const AttentionBackwardArgs& args, Context* context) {
   Carver carver(workspace.data());
   BackwardRun run(args, state.problem, state.plan, *engine, impl.targets(),
                   impl.pool().num_threads(), &carver);
-  run.Execute(impl.pool());
+  impl.pool().Together([&](threading::Team& team) { run.Execute(team); });
   return Status::Ok();
 }
 

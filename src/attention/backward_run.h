@@ -27,7 +27,7 @@ class BackwardRun {
               const BackwardPlan& plan, const simd::Engine& engine,
               int64_t targets, int workers, Carver* carver);
 
-  void Execute(const threading::Pool& pool);
+  void Execute(threading::Team& team);
 
  private:
   // Buffers that one worker alone uses.
@@ -64,7 +64,7 @@ class BackwardRun {
   std::byte* KeyGradient(std::byte* base, int64_t depth, int64_t sequence,
                          int64_t head, int64_t block) const;
 
-  void RunWave(const threading::Pool& pool, int64_t wave);
+  void RunWave(threading::Team& team, int64_t wave);
 
   // Pre-pass.
   // Packs rows for a score role and, if wanted, for a gradient role, which gets
@@ -96,7 +96,7 @@ class BackwardRun {
   void StoreSmallGradients() const;
   template <typename T>
   void StoreBiasRowSums() const;
-  void SpreadNonFinite(const threading::Pool& pool) const;
+  void SpreadNonFinite(threading::Team& team) const;
 
   // First row of a sequence among the sums of a split, when dbias broadcasts
   // its keys.

@@ -125,7 +125,7 @@ void BackwardRun::StoreSmallGradients() const {
   }
 }
 
-void BackwardRun::SpreadNonFinite(const threading::Pool& pool) const {
+void BackwardRun::SpreadNonFinite(threading::Team& team) const {
   const auto any = [](const uint8_t* flags, int64_t count) {
     return std::any_of(flags, flags + count, [](uint8_t f) { return f != 0; });
   };
@@ -135,15 +135,15 @@ void BackwardRun::SpreadNonFinite(const threading::Pool& pool) const {
   // of K the dQ of every query that sees it.
   if (want_dk() && any(q_non_finite_, q_flags)) {
     SpreadFromQueries(problem_, problem_.q, args_.dk, NonFinite::kBecomesNaN,
-                      pool);
+                      team);
   }
   if (want_dv() && any(dout_non_finite_, q_flags)) {
     SpreadFromQueries(problem_, args_.dout, args_.dv, NonFinite::kIsAdded,
-                      pool);
+                      team);
   }
   if (want_dq() && any(k_non_finite_, k_flags)) {
     SpreadFromKeys(problem_, problem_.k, args_.dq, NonFinite::kBecomesNaN,
-                   pool);
+                   team);
   }
 }
 

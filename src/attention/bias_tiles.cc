@@ -119,9 +119,9 @@ simd::TileState BiasTiles::ScanTile(int64_t plane, int64_t query_tile,
                              : simd::TileState::kPartial;
 }
 
-void BiasTiles::Scan(const threading::Pool& pool) {
+void BiasTiles::Scan(threading::Team& team) {
   if (!known()) return;
-  pool.For(planes_ * query_tiles_, [&](int64_t item, int) {
+  team.For(planes_ * query_tiles_, [&](int64_t item, int) {
     simd::TileState* row = states_ + item * key_tiles_;
     for (int64_t k = 0; k < key_tiles_; ++k) {
       row[k] = ScanTile(item / query_tiles_, item % query_tiles_, k);

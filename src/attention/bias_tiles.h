@@ -28,7 +28,7 @@ class BiasTiles {
   bool known() const { return states_ != nullptr; }
   bool wanted() const { return wanted_; }
 
-  void Scan(const threading::Pool& pool);
+  void Scan(threading::Team& team);
 
   // State of the tile at query `q`, key `k` (multiples of the tile size).
   // kVisible is only told of boolean masks: a float bias must still be added.

@@ -33,7 +33,7 @@ class ForwardRun {
              const ForwardPlan& plan, const simd::Engine& engine,
              int64_t targets, int workers, Carver* carver);
 
-  void Execute(const threading::Pool& pool);
+  void Execute(threading::Team& team);
 
  private:
   struct Worker {
@@ -127,21 +127,23 @@ ForwardRun::Worker::Worker(const ForwardRun& run, Carver* carver)
   row_weight = engine.rounds_probabilities ? carver->Take(row) : row_sum;
 }
 
-void ForwardRun::Execute(const threading::Pool& pool) {
-  bias_tiles_.Scan(pool);
+void ForwardRun::Execute(threading::Team& team) {
+  bias_tiles_.Scan(team);
   const int64_t blocks = static_cast<int64_t>(plan_.key_blocks.size());
-  pool.For(blocks * problem_.kv_heads, [&](int64_t item, int worker) {
-    const BlockIndex& index = plan_.key_blocks[item % blocks];
-    PackKeys(workers_ + worker, index.sequence, item / blocks, index.block);
+  team.For(blocks * problem_.kv_heads, [&](int64_t item, int worker) {
+    // Heads innermost, as in the plan's items.
+    const BlockIndex& index = plan_.key_blocks[item / problem_.kv_heads];
+    PackKeys(workers_ + worker, index.sequence, item % problem_.kv_heads,
+             index.block);
   });
-  pool.For(static_cast<int64_t>(plan_.items.size()),
+  team.For(static_cast<int64_t>(plan_.items.size()),
            [&](int64_t item, int worker) {
              RunItem(workers_ + worker, plan_.items[item]);
            });
   const int64_t flags = plan_.k_blocks * problem_.kv_heads;
   if (std::any_of(v_non_finite_, v_non_finite_ + flags,
                   [](uint8_t f) { return f != 0; })) {
-    SpreadFromKeys(problem_, problem_.v, args_.out, NonFinite::kIsAdded, pool);
+    SpreadFromKeys(problem_, problem_.v, args_.out, NonFinite::kIsAdded, team);
   }
 }
 
@@ -285,7 +287,8 @@ Status Prepare(const AttentionForwardArgs& args, const Context& context,
   *engine =
       simd::ChooseEngine(impl.targets(), impl.engine_cap(), args.q.dtype,
                          args.options.precision, state->problem.most_keys());
-  PlanForward(state->problem, **engine, &state->plan);
+  PlanForward(state->problem, **engine, impl.pool().num_threads(),
+              &state->plan);
   return Status::Ok();
 }
 
@@ -310,7 +313,7 @@ Status Run(const AttentionForwardArgs& args, Context* context) {
   Carver carver(workspace.data());
   ForwardRun run(args, state.problem, state.plan, *engine, impl.targets(),
                  impl.pool().num_threads(), &carver);
-  run.Execute(impl.pool());
+  impl.pool().Together([&](threading::Team& team) { run.Execute(team); });
   return Status::Ok();
 }
 

@@ -84,10 +84,10 @@ void ForNonFinite(const ConstTensorView& view, int64_t batch, int64_t head,
 
 void SpreadFromQueries(const Problem& problem, const ConstTensorView& source,
                        const TensorView& target, NonFinite how,
-                       const threading::Pool& pool) {
+                       threading::Team& team) {
   // One kv head an item: its rows of `target` have one writer.
   const int64_t sequences = static_cast<int64_t>(problem.sequences.size());
-  pool.For(sequences * problem.kv_heads, [&](int64_t item, int) {
+  team.For(sequences * problem.kv_heads, [&](int64_t item, int) {
     const Sequence& s = problem.sequences[item / problem.kv_heads];
     const int64_t kv_head = item % problem.kv_heads;
     for (int64_t head = kv_head * problem.group();
@@ -109,9 +109,9 @@ void SpreadFromQueries(const Problem& problem, const ConstTensorView& source,
 
 void SpreadFromKeys(const Problem& problem, const ConstTensorView& source,
                     const TensorView& target, NonFinite how,
-                    const threading::Pool& pool) {
+                    threading::Team& team) {
   const int64_t sequences = static_cast<int64_t>(problem.sequences.size());
-  pool.For(sequences * problem.q_heads, [&](int64_t item, int) {
+  team.For(sequences * problem.q_heads, [&](int64_t item, int) {
     const Sequence& s = problem.sequences[item / problem.q_heads];
     const int64_t head = item % problem.q_heads;
     for (int64_t j = 0; j < s.nk(); ++j) {

@@ -23,13 +23,13 @@ enum class NonFinite {
 // element (key j, d) of `target` [B, Hkv, Nk, *] for all keys j that i sees.
 void SpreadFromQueries(const Problem& problem, const ConstTensorView& source,
                        const TensorView& target, NonFinite how,
-                       const threading::Pool& pool);
+                       threading::Team& team);
 
 // For every non-finite element (key j, d) of `source` [B, Hkv, Nk, *]: changes
 // element (query i, d) of `target` [B, Hq, Nq, *] for all queries i that see j.
 void SpreadFromKeys(const Problem& problem, const ConstTensorView& source,
                     const TensorView& target, NonFinite how,
-                    const threading::Pool& pool);
+                    threading::Team& team);
 
 }  // namespace fa2::attention
 

@@ -326,7 +326,7 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
 }
 
 void PlanForward(const Problem& problem, const simd::Engine& engine,
-                 ForwardPlan* plan) {
+                 int threads, ForwardPlan* plan) {
   plan->sequences.clear();
   plan->key_blocks.clear();
   plan->items.clear();
@@ -367,8 +367,14 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
     plan->sequences.push_back(f);
   }
   std::sort(plan->items.begin(), plan->items.end(),
-            [](const ForwardItem& a, const ForwardItem& b) {
-              return a.cost != b.cost ? a.cost > b.cost : a.rank < b.rank;
+            [threads](const ForwardItem& a, const ForwardItem& b) {
+              if (threads == 1) {
+                if (a.sequence != b.sequence) return a.sequence < b.sequence;
+                if (a.head != b.head) return a.head < b.head;
+              } else if (a.cost != b.cost) {
+                return a.cost > b.cost;
+              }
+              return a.rank < b.rank;
             });
 }
 

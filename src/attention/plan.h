@@ -191,12 +191,13 @@ struct ForwardPlan {
   simd::BlockSizes blocks;
   std::vector<ForwardSequence> sequences;
   std::vector<BlockIndex> key_blocks;  // of all sequences
-  std::vector<ForwardItem> items;      // longest first
+  std::vector<ForwardItem> items;      // longest first, see PlanForward
   int64_t k_rows = 0, k_blocks = 0;
 };
 
+// For one thread items go head by head, whose K and V then stay in its caches.
 void PlanForward(const Problem& problem, const simd::Engine& engine,
-                 ForwardPlan* plan);
+                 int threads, ForwardPlan* plan);
 
 }  // namespace fa2::attention
 

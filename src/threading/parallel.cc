@@ -4,6 +4,7 @@
 #include <tbb/global_control.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
+#include <tbb/task_group.h>
 
 #include <algorithm>
 #include <atomic>
@@ -91,6 +92,77 @@ void Pool::Run(int64_t items, Function function, const void* body) const {
     tbb::parallel_for(
         0, workers, [&work](int worker) { work(worker); },
         tbb::simple_partitioner());
+  });
+}
+
+namespace {
+
+// Helpers as tasks of the arena, whose slots number the workers.
+class TaskLauncher : public Team::Launcher {
+ public:
+  void Launch(Team* team, int helpers) override {
+    for (int i = 0; i < helpers; ++i) {
+      group_.run(
+          [team] { team->Help(tbb::this_task_arena::current_thread_index()); });
+    }
+  }
+  void Wait() { group_.wait(); }
+
+ private:
+  tbb::task_group group_;
+};
+
+class ThreadLauncher : public Team::Launcher {
+ public:
+  void Launch(Team* team, int helpers) override {
+    for (int worker = 1; worker <= helpers; ++worker) {
+      threads_.emplace_back([team, worker] { team->Help(worker); });
+    }
+  }
+  void Wait() {
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+ private:
+  std::vector<std::thread> threads_;
+};
+
+template <class Launcher, class Work>
+void RunTeam(int num_threads, int leader, const Work& work) {
+  Launcher launcher;
+  Team team(num_threads, leader, &launcher);
+  // Helpers use the team until they have all been told to stop.
+  const auto end = [&] {
+    team.Stop();
+    launcher.Wait();
+  };
+  try {
+    work(&team);
+  } catch (...) {
+    end();
+    throw;
+  }
+  end();
+}
+
+}  // namespace
+
+void Pool::RunTogether(TeamFunction function, const void* work) const {
+  const auto run = [function, work](Team* team) { function(work, team); };
+  if (num_threads_ == 1) {
+    Team team(1, 0, nullptr);
+    return run(&team);
+  }
+  if (kOwnThreads || arena_->forks != Forks()) {
+    return RunTeam<ThreadLauncher>(num_threads_, 0, run);
+  }
+  arena_->arena.execute([&] {
+    // Isolated: while this waits for its helpers it must not take up another
+    // call's, which would keep it until that call ends.
+    tbb::this_task_arena::isolate([&] {
+      RunTeam<TaskLauncher>(num_threads_,
+                            tbb::this_task_arena::current_thread_index(), run);
+    });
   });
 }
 

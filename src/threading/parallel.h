@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "src/threading/team.h"
+
 namespace fa2::threading {
 
 // Threads of one context, over a oneTBB arena. After fork() the child's copy
@@ -34,7 +36,18 @@ class Pool {
         &body);
   }
 
+  // Calls work(team), a Team&, on the caller's thread. The other threads join
+  // when it first has items for several.
+  template <class Work>
+  void Together(const Work& work) const {
+    RunTogether([](const void* w,
+                   Team* team) { (*static_cast<const Work*>(w))(*team); },
+                &work);
+  }
+
  private:
+  using TeamFunction = void (*)(const void* work, Team* team);
+  void RunTogether(TeamFunction function, const void* work) const;
   using Function = void (*)(const void* body, int64_t item, int worker);
   void Run(int64_t items, Function function, const void* body) const;
 

@@ -1,0 +1,106 @@
+#include "src/threading/team.h"
+
+#include <algorithm>
+#include <thread>
+
+namespace fa2::threading {
+namespace {
+
+// Waits a little longer each time: some 10 us at full attention, then leaving
+// the core to whoever wants it.
+class Wait {
+ public:
+  void operator()() {
+    constexpr int kPauses = 200;
+    if (count_ < kPauses) {
+      ++count_;
+#if defined(__x86_64__) || defined(__i386__)
+      __builtin_ia32_pause();
+#elif defined(__aarch64__)
+      asm volatile("yield");
+#endif
+    } else {
+      std::this_thread::yield();
+    }
+  }
+
+ private:
+  int count_ = 0;
+};
+
+}  // namespace
+
+Team::Team(int num_threads, int leader, Launcher* launcher)
+    : num_threads_(num_threads), leader_(leader), launcher_(launcher) {
+  if (num_threads > 1) {
+    workers_ = std::make_unique<Worker[]>(static_cast<size_t>(num_threads));
+  }
+}
+
+void Team::TakeItems(int worker) {
+  const Function function = function_;
+  const void* const body = body_;
+  const int64_t items = items_;
+  const int64_t stride = num_threads_;
+  for (int64_t i = 0; i < stride; ++i) {
+    const int64_t owner = (worker + i) % stride;
+    std::atomic<int64_t>& next = workers_[owner].next;
+    for (;;) {
+      // Looking does not take the line away from those who still use it.
+      if (owner + next.load(std::memory_order_relaxed) * stride >= items) break;
+      const int64_t item =
+          owner + next.fetch_add(1, std::memory_order_relaxed) * stride;
+      if (item >= items) break;
+      try {
+        function(body, item, worker);
+      } catch (...) {
+        if (!failed_.exchange(true)) error_ = std::current_exception();
+      }
+    }
+  }
+}
+
+void Team::Help(int worker) {
+  std::atomic<int64_t>& mine = workers_[worker].step;
+  int64_t done = 0;
+  for (Wait wait; !stop_.load(std::memory_order_acquire);) {
+    const int64_t step = step_.load(std::memory_order_acquire);
+    if (step == 0 || step == done) {
+      wait();
+      continue;
+    }
+    // Either the leader sees this, or the step is seen to be over.
+    mine.store(step);
+    if (step_.load() == step) TakeItems(worker);
+    mine.store(0);
+    done = step;
+    wait = Wait();
+  }
+}
+
+void Team::Run(int64_t items, Function function, const void* body) {
+  if (items <= 0) return;
+  if (num_threads_ == 1 || items == 1) {
+    for (int64_t item = 0; item < items; ++item) function(body, item, leader_);
+    return;
+  }
+  for (int w = 0; w < num_threads_; ++w) {
+    workers_[w].next.store(0, std::memory_order_relaxed);
+  }
+  items_ = items;
+  function_ = function;
+  body_ = body;
+  step_.store(++steps_);
+  if (!launched_) {
+    launched_ = true;
+    launcher_->Launch(this, num_threads_ - 1);
+  }
+  TakeItems(leader_);
+  step_.store(0);
+  for (int w = 0; w < num_threads_; ++w) {
+    for (Wait wait; workers_[w].step.load() != 0;) wait();
+  }
+  if (failed_.exchange(false)) std::rethrow_exception(error_);
+}
+
+}  // namespace fa2::threading

@@ -1,0 +1,83 @@
+// The threads of one call that consists of several steps: they stand by from
+// step to step, so that a step begins and ends within a microsecond or two
+// where waking them takes ten.
+#ifndef FA2_SRC_THREADING_TEAM_H_
+#define FA2_SRC_THREADING_TEAM_H_
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <memory>
+
+namespace fa2::threading {
+
+class Pool;
+
+class Team {
+ public:
+  // Gets `helpers` calls of Help() under way on other threads, each with a
+  // worker number of its own. They need not all come, nor soon.
+  class Launcher {
+   public:
+    virtual void Launch(Team* team, int helpers) = 0;
+
+   protected:
+    ~Launcher() = default;
+  };
+
+  // `leader` is the worker number of the thread that calls For.
+  Team(int num_threads, int leader, Launcher* launcher);
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+  // Calls body(item, worker) once for every item in [0, items), and returns
+  // when all are done; 0 <= worker < num_threads, one item at a time each.
+  // Worker w begins with the items w, w + num_threads and so on, which is where
+  // the data that it worked on for these items in an earlier step or call lie
+  // in its caches; then it takes what others have not come to. A list sorted
+  // longest first balances itself. Only the thread that made the team may call
+  // this, and not from a body. An exception of a body is thrown here.
+  template <class Body>
+  void For(int64_t items, const Body& body) {
+    Run(
+        items,
+        [](const void* b, int64_t item, int worker) {
+          (*static_cast<const Body*>(b))(item, worker);
+        },
+        &body);
+  }
+
+  // What a helper does until Stop().
+  void Help(int worker);
+  void Stop() { stop_.store(true); }
+
+ private:
+  using Function = void (*)(const void* body, int64_t item, int worker);
+  // On cache lines of their own, two each, since lines are fetched in pairs.
+  struct Worker {
+    alignas(128) std::atomic<int64_t> next{0};   // of its items
+    alignas(128) std::atomic<int64_t> step{0};  // that it works on, or 0
+  };
+  void Run(int64_t items, Function function, const void* body);
+  void TakeItems(int worker);
+
+  const int num_threads_;
+  const int leader_;
+  Launcher* const launcher_;
+  bool launched_ = false;
+  std::unique_ptr<Worker[]> workers_;
+  // The step under way: written before `step_` becomes its number, and again
+  // only when no worker is at it.
+  int64_t items_ = 0;
+  Function function_ = nullptr;
+  const void* body_ = nullptr;
+  std::exception_ptr error_;
+  std::atomic<bool> failed_{false};
+  int64_t steps_ = 0;
+  alignas(128) std::atomic<int64_t> step_{0};  // 0 between steps
+  std::atomic<bool> stop_{false};
+};
+
+}  // namespace fa2::threading
+
+#endif  // FA2_SRC_THREADING_TEAM_H_
