@@ -215,32 +215,45 @@ void BackwardRun::RunWave(threading::Team& team, int64_t wave) {
   wave_begin_ = wave * plan_.wave_heads;
   const int64_t wave_end =
       std::min(problem_.kv_heads, wave_begin_ + plan_.wave_heads);
-  const auto for_blocks = [&](const std::vector<BlockIndex>& blocks,
-                              int64_t group, auto&& body) {
-    // Heads innermost, as in the plan's items: a worker then finds in its
-    // caches what it packed for its heads.
-    const int64_t heads = (wave_end - wave_begin_) * group;
-    const int64_t first = wave_begin_ * group;
-    team.For(static_cast<int64_t>(blocks.size()) * heads,
-             [&](int64_t item, int worker) {
-               const BlockIndex& index = blocks[item / heads];
-               body(workers_ + worker, index.sequence, first + item % heads,
-                    index.block);
-             });
-  };
-  const auto for_query_blocks = [&](auto&& body) {
-    for_blocks(plan_.query_blocks, problem_.group(), body);
-  };
-  const auto for_key_blocks = [&](auto&& body) {
-    for_blocks(plan_.key_blocks, 1, body);
+  // Calls queries(worker, sequence, head, block) for all blocks of queries and
+  // keys(...) for all blocks of keys, in one step. Heads innermost, as in the
+  // plan's items: a worker then finds in its caches what it packed for its
+  // heads.
+  const int64_t kv_heads = wave_end - wave_begin_;
+  const int64_t q_heads = kv_heads * problem_.group();
+  const auto for_blocks = [&](bool any_queries, const auto& queries,
+                              bool any_keys, const auto& keys) {
+    const auto count = [](bool any, const std::vector<BlockIndex>& blocks,
+                          int64_t heads) {
+      return any ? static_cast<int64_t>(blocks.size()) * heads : 0;
+    };
+    const int64_t query_items = count(any_queries, plan_.query_blocks, q_heads);
+    const int64_t key_items = count(any_keys, plan_.key_blocks, kv_heads);
+    team.For(query_items + key_items, [&](int64_t item, int worker) {
+      const bool is_query = item < query_items;
+      const int64_t heads = is_query ? q_heads : kv_heads;
+      const int64_t index = is_query ? item : item - query_items;
+      const BlockIndex& block =
+          (is_query ? plan_.query_blocks : plan_.key_blocks)[index / heads];
+      if (is_query) {
+        queries(workers_ + worker, block.sequence,
+                wave_begin_ * problem_.group() + index % heads, block.block);
+      } else {
+        keys(workers_ + worker, block.sequence, wave_begin_ + index % heads,
+             block.block);
+      }
+    });
   };
 
-  for_query_blocks([&](Worker* worker, int64_t s, int64_t h, int64_t b) {
-    PackQueries(worker, s, h, b);
-  });
-  for_key_blocks([&](Worker* worker, int64_t s, int64_t h, int64_t b) {
-    PackKeys(worker, s, h, b);
-  });
+  for_blocks(
+      true,
+      [&](Worker* worker, int64_t s, int64_t h, int64_t b) {
+        PackQueries(worker, s, h, b);
+      },
+      true,
+      [&](Worker* worker, int64_t s, int64_t h, int64_t b) {
+        PackKeys(worker, s, h, b);
+      });
 
   for (int64_t step = 0; step < plan_.steps; ++step) {
     const size_t index = static_cast<size_t>(wave * plan_.steps + step);
@@ -251,20 +264,19 @@ void BackwardRun::RunWave(threading::Team& team, int64_t wave) {
              });
   }
 
-  if (want_dq()) {
-    for_query_blocks([&](Worker* worker, int64_t s, int64_t h, int64_t b) {
-      StoreQueryGradient(worker, s, h, b);
-    });
-  }
-  if (plan_.shared_key_gradients && (want_dk() || want_dv())) {
-    for_key_blocks([&](Worker* worker, int64_t s, int64_t h, int64_t b) {
-      const bool touched = dkv_touched_[KeyFlag(s, h, b)] != 0;
-      StoreKeyGradients(
-          worker, s, h, b,
-          touched ? KeyGradient(dk_, problem_.head_dim, s, h, b) : nullptr,
-          touched ? KeyGradient(dv_, problem_.value_dim, s, h, b) : nullptr);
-    });
-  }
+  for_blocks(
+      want_dq(),
+      [&](Worker* worker, int64_t s, int64_t h, int64_t b) {
+        StoreQueryGradient(worker, s, h, b);
+      },
+      plan_.shared_key_gradients && (want_dk() || want_dv()),
+      [&](Worker* worker, int64_t s, int64_t h, int64_t b) {
+        const bool touched = dkv_touched_[KeyFlag(s, h, b)] != 0;
+        StoreKeyGradients(
+            worker, s, h, b,
+            touched ? KeyGradient(dk_, problem_.head_dim, s, h, b) : nullptr,
+            touched ? KeyGradient(dv_, problem_.value_dim, s, h, b) : nullptr);
+      });
 }
 
 void BackwardRun::RunItem(Worker* worker, int64_t index) const {

@@ -163,14 +163,18 @@ Status CheckView(const NamedView& tensor) {
   }
   if (!has_elements) return Status::Ok();
   // 2^62 bytes leave room for sums of two such spans.
-  constexpr __int128 kLimit = static_cast<__int128>(1) << 62;
-  __int128 reach = 1;
-  __int128 count = 1;
+  const uint64_t limit = (uint64_t{1} << 62) / element;
+  uint64_t reach = 1;
+  uint64_t count = 1;
   for (int i = 0; i < 4; ++i) {
-    const __int128 stride = view.strides[i];
-    reach += (stride < 0 ? -stride : stride) * (view.sizes[i] - 1);
-    count *= view.sizes[i];
-    if (reach * element > kLimit || count * element > kLimit) {
+    const uint64_t size = static_cast<uint64_t>(view.sizes[i]);
+    const uint64_t stride = static_cast<uint64_t>(view.strides[i]);
+    uint64_t step;
+    bool overflows = __builtin_mul_overflow(
+        view.strides[i] < 0 ? 0 - stride : stride, size - 1, &step);
+    overflows |= __builtin_add_overflow(reach, step, &reach);
+    overflows |= __builtin_mul_overflow(count, size, &count);
+    if (overflows || reach > limit || count > limit) {
       return Status::InvalidArgument(
           std::string(tensor.name) + " has shape " + ShapeText(view.sizes) +
           " and " + StridesText(view) +

@@ -45,8 +45,14 @@ class ForwardRun {
     std::byte* row_weight;  // row_sum unless the engine keeps one of its own
   };
 
-  void PackKeys(Worker* worker, int64_t sequence, int64_t head,
-                int64_t block) const;
+  // Rows of a block of K or V, and their number padded to panels.
+  simd::Rows ReadKeys(Worker* worker, const ConstTensorView& view,
+                      int64_t sequence, int64_t head, int64_t block,
+                      int64_t* padded) const;
+  void PackK(Worker* worker, int64_t sequence, int64_t head,
+             int64_t block) const;
+  void PackV(Worker* worker, int64_t sequence, int64_t head,
+             int64_t block) const;
   void RunItem(Worker* worker, const ForwardItem& item) const;
   template <typename T>
   void Finish(Worker* worker, const ForwardItem& item, const Interval& queries,
@@ -129,12 +135,14 @@ ForwardRun::Worker::Worker(const ForwardRun& run, Carver* carver)
 
 void ForwardRun::Execute(threading::Team& team) {
   bias_tiles_.Scan(team);
-  const int64_t blocks = static_cast<int64_t>(plan_.key_blocks.size());
-  team.For(blocks * problem_.kv_heads, [&](int64_t item, int worker) {
-    // Heads innermost, as in the plan's items.
-    const BlockIndex& index = plan_.key_blocks[item / problem_.kv_heads];
-    PackKeys(workers_ + worker, index.sequence, item % problem_.kv_heads,
-             index.block);
+  // Heads innermost, as in the plan's items: a worker then finds in its caches
+  // what it packed for its heads.
+  const int64_t heads = problem_.kv_heads;
+  const int64_t count = static_cast<int64_t>(plan_.key_blocks.size()) * heads;
+  team.For(2 * count, [&](int64_t item, int worker) {
+    const BlockIndex& index = plan_.key_blocks[item % count / heads];
+    const auto pack = item < count ? &ForwardRun::PackK : &ForwardRun::PackV;
+    (this->*pack)(workers_ + worker, index.sequence, item % heads, index.block);
   });
   team.For(static_cast<int64_t>(plan_.items.size()),
            [&](int64_t item, int worker) {
@@ -147,24 +155,38 @@ void ForwardRun::Execute(threading::Team& team) {
   }
 }
 
-void ForwardRun::PackKeys(Worker* worker, int64_t sequence, int64_t head,
-                          int64_t block) const {
+simd::Rows ForwardRun::ReadKeys(Worker* worker, const ConstTensorView& view,
+                                int64_t sequence, int64_t head, int64_t block,
+                                int64_t* padded) const {
   const ForwardSequence& s = plan_.sequences[sequence];
   const Sequence& rows = problem_.sequences[sequence];
   const Interval keys = s.keys.Block(block);
-  const int64_t padded = s.keys.Padded(keys);
-  const int64_t first = rows.k_begin + keys.begin;
-  engine_.pack(
-      simd::Role::kScoreLeft,
-      worker->rows.Read(problem_.k, rows.batch, head, first, keys.size()),
-      padded, false, PackedK(sequence, head, block));
+  *padded = s.keys.Padded(keys);
+  return worker->rows.Read(view, rows.batch, head, rows.k_begin + keys.begin,
+                           keys.size());
+}
+
+void ForwardRun::PackK(Worker* worker, int64_t sequence, int64_t head,
+                       int64_t block) const {
+  int64_t padded;
+  const simd::Rows k =
+      ReadKeys(worker, problem_.k, sequence, head, block, &padded);
+  engine_.pack(simd::Role::kScoreLeft, k, padded, false,
+               PackedK(sequence, head, block));
+}
+
+void ForwardRun::PackV(Worker* worker, int64_t sequence, int64_t head,
+                       int64_t block) const {
+  int64_t padded;
   const simd::Rows v =
-      worker->rows.Read(problem_.v, rows.batch, head, first, keys.size());
+      ReadKeys(worker, problem_.v, sequence, head, block, &padded);
   std::byte* packed = PackedV(sequence, head, block);
   const bool finite =
       engine_.pack(simd::Role::kGradLeft, v, padded, false, packed);
   if (!finite) engine_.pack(simd::Role::kGradLeft, v, padded, true, packed);
-  v_non_finite_[head * plan_.k_blocks + s.k_block + block] = finite ? 0 : 1;
+  const int64_t flag =
+      head * plan_.k_blocks + plan_.sequences[sequence].k_block + block;
+  v_non_finite_[flag] = finite ? 0 : 1;
 }
 
 void ForwardRun::RunItem(Worker* worker, const ForwardItem& item) const {

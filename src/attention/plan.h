@@ -195,7 +195,8 @@ struct ForwardPlan {
   int64_t k_rows = 0, k_blocks = 0;
 };
 
-// For one thread items go head by head, whose K and V then stay in its caches.
+// `threads` decides how many rows an item has and in which order items go: for
+// one thread head by head, whose K and V then stay in its caches.
 void PlanForward(const Problem& problem, const simd::Engine& engine,
                  int threads, ForwardPlan* plan);
 

@@ -84,18 +84,21 @@ void StoreKeyRows(const void* const* accumulators, int parts, int64_t depth,
                   uint16_t* out, int64_t stride) {
   const int64_t columns = 2 * amx::DepthTiles(depth);
   const float* const factors = static_cast<const float*>(row_factor);
-  for (int64_t r = 0; r < count; ++r) {
-    const int64_t row = r / 16 * columns * kTileBytes + r % 16 * 64;
-    const __m512 scale =
-        _mm512_set1_ps(factors == nullptr ? factor : factor * factors[r]);
+  for (int64_t first = 0; first < count; first += 16) {
+    const int64_t rows = std::min<int64_t>(16, count - first);
     for (int64_t d = 0; 16 * d < depth; d += 2) {
-      const int64_t tile = row + d * kTileBytes;
-      const __m512i x = Tiles::RoundToBf16(
-          _mm512_mul_ps(LoadSum(accumulators, parts, tile), scale),
-          _mm512_mul_ps(LoadSum(accumulators, parts, tile + kTileBytes),
-                        scale));
-      _mm512_mask_storeu_epi16(out + r * stride + 16 * d,
-                               ColumnMask(depth, 16 * d), x);
+      const int64_t tile = (first / 16 * columns + d) * kTileBytes;
+      const __mmask32 mask = ColumnMask(depth, 16 * d);
+      for (int64_t i = 0; i < rows; ++i) {
+        const __m512 scale = _mm512_set1_ps(
+            factors == nullptr ? factor : factor * factors[first + i]);
+        const int64_t row = tile + 64 * i;
+        const __m512i x = Tiles::RoundToBf16(
+            _mm512_mul_ps(LoadSum(accumulators, parts, row), scale),
+            _mm512_mul_ps(LoadSum(accumulators, parts, row + kTileBytes),
+                          scale));
+        _mm512_mask_storeu_epi16(out + (first + i) * stride + 16 * d, mask, x);
+      }
     }
   }
 }

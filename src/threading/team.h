@@ -55,7 +55,7 @@ class Team {
   using Function = void (*)(const void* body, int64_t item, int worker);
   // On cache lines of their own, two each, since lines are fetched in pairs.
   struct Worker {
-    alignas(128) std::atomic<int64_t> next{0};   // of its items
+    alignas(128) std::atomic<int64_t> next{0};  // of its items
     alignas(128) std::atomic<int64_t> step{0};  // that it works on, or 0
   };
   void Run(int64_t items, Function function, const void* body);
