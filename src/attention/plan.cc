@@ -338,18 +338,7 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
       engine.forward_blocks(problem.head_dim, problem.value_dim);
   const int64_t owners = std::max<int64_t>(
       1, problem.q_heads * static_cast<int64_t>(problem.sequences.size()));
-  // Rows of queries have nothing to do with each other, so their blocks may
-  // depend on the number of threads: two items each, and four where a mask
-  // makes them differ.
-  int64_t wanted = 1;
-  if (threads > 1) {
-    const int64_t each = problem.options.causal != Causal::kNone ||
-                                 problem.options.window_left >= 0 ||
-                                 problem.options.window_right >= 0
-                             ? 4
-                             : 2;
-    wanted = CeilDiv(std::min(kWantedItems, each * threads), owners);
-  }
+  const int64_t wanted = CeilDiv(kWantedItems, owners);
   for (size_t i = 0; i < problem.sequences.size(); ++i) {
     const Sequence& s = problem.sequences[i];
     ForwardSequence f;

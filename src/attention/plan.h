@@ -195,8 +195,7 @@ struct ForwardPlan {
   int64_t k_rows = 0, k_blocks = 0;
 };
 
-// `threads` decides how many rows an item has and in which order items go: for
-// one thread head by head, whose K and V then stay in its caches.
+// For one thread items go head by head, whose K and V then stay in its caches.
 void PlanForward(const Problem& problem, const simd::Engine& engine,
                  int threads, ForwardPlan* plan);
 

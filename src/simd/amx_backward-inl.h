@@ -42,6 +42,7 @@ class BackwardPass {
         vt_(amx::DepthTiles(block.value_dim)),
         chunk_(amx::ChunkPanels(block.head_dim)),
         panels_(Layout::Panels(queries_)),
+        slab_(SlabPanels(block.score, panels_)),
         s_(AlignPage(block.scratch), block.keys, block.queries, kP, kDs,
            chunk_),
         dummy_{s_.tiles, 0, 0},
@@ -53,8 +54,8 @@ class BackwardPass {
     dropout_.Begin(0);
     for (int64_t chunk = 0; chunk < keys_; chunk += chunk_) {
       const int64_t chunk_end = std::min(keys_, chunk + chunk_);
-      for (int64_t slab = chunk; slab < chunk_end; slab += kSlabPanels) {
-        const int64_t slab_end = std::min(chunk_end, slab + kSlabPanels);
+      for (int64_t slab = chunk; slab < chunk_end; slab += slab_) {
+        const int64_t slab_end = std::min(chunk_end, slab + slab_);
         dropout_.Finish();
         ScoresAs(chunk, slab, slab_end);
         FetchBias(slab_end);
@@ -73,6 +74,15 @@ class BackwardPass {
   }
 
  private:
+  // As many keys as fill a slab, where there are few queries: the first and the
+  // last sub-block of a slab have nothing to run beside. Dropout's bits come by
+  // kSlabPanels.
+  static int64_t SlabPanels(const ScoreOptions& score, int64_t panels) {
+    const bool dropout = (GivenOptions(score) & kHasDropout) != 0;
+    return dropout ? kSlabPanels
+                   : kSlabPanels * (8 / kPanelTiles) /
+                         std::min<int64_t>(8 / kPanelTiles, panels);
+  }
   static void* AlignPage(void* p) {
     return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(p) + 4095) &
                                    ~uintptr_t{4095});
@@ -417,6 +427,7 @@ class BackwardPass {
   const int64_t dt_, vt_;
   const int64_t chunk_;   // panels
   const int64_t panels_;  // of query tiles in a slab
+  const int64_t slab_;    // keys of a slab, in panels
   const BackwardScratch s_;
   const PendingTiles dummy_;
   SlabDropout dropout_;
