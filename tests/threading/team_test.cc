@@ -1,0 +1,95 @@
+// The threads of a call: every item of every step runs once, steps follow each
+// other, exceptions reach the caller, and several callers may share a pool.
+#include "src/threading/team.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "src/threading/parallel.h"
+
+namespace fa2::threading {
+namespace {
+
+// Steps of all sizes, each item counting those of the step before: they must
+// all be over. Returns the number of items that ran otherwise than once, or on
+// a worker that there is not.
+int64_t WrongItems(const Pool& pool, int rounds) {
+  std::atomic<int64_t> wrong{0};
+  pool.Together([&](Team& team) {
+    std::vector<std::atomic<int>> runs(257);
+    int before = 0;
+    for (int round = 1; round <= rounds; ++round) {
+      for (const int64_t items : {1, 2, 3, 16, 257}) {
+        for (auto& r : runs) r.store(0, std::memory_order_relaxed);
+        std::atomic<int64_t> done{0};
+        team.For(items, [&](int64_t item, int worker) {
+          if (worker < 0 || worker >= pool.num_threads()) ++wrong;
+          runs[static_cast<size_t>(item)].fetch_add(1);
+          done.fetch_add(before == 0 ? 1 : before);
+        });
+        const int64_t weight = before == 0 ? 1 : before;
+        if (done.load() != items * weight) ++wrong;
+        for (size_t i = 0; i < runs.size(); ++i) {
+          const int expected = static_cast<int64_t>(i) < items ? 1 : 0;
+          if (runs[i].load() != expected) ++wrong;
+        }
+        // Not atomic: the next step's bodies must see it.
+        before = static_cast<int>(items);
+      }
+    }
+  });
+  return wrong.load();
+}
+
+TEST(Team, EveryItemOfEveryStepRunsOnce) {
+  for (const int threads : {1, 2, 3, 4, 16}) {
+    const Pool pool(threads);
+    for (int call = 0; call < 20; ++call) {
+      EXPECT_EQ(WrongItems(pool, 10), 0) << threads << " threads";
+    }
+  }
+}
+
+TEST(Team, CallersShareAPool) {
+  const Pool pool(3);
+  std::vector<std::thread> callers;
+  std::atomic<int64_t> wrong{0};
+  for (int c = 0; c < 4; ++c) {
+    callers.emplace_back([&] {
+      for (int call = 0; call < 10; ++call) wrong += WrongItems(pool, 5);
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(wrong.load(), 0);
+}
+
+TEST(Team, NothingToDo) {
+  const Pool pool(4);
+  pool.Together([](Team&) {});
+  pool.Together([](Team& team) {
+    team.For(0, [](int64_t, int) { ADD_FAILURE() << "there is no item"; });
+  });
+}
+
+TEST(Team, ExceptionsReachTheCallerAndThePoolGoesOn) {
+  for (const int threads : {1, 2, 4}) {
+    const Pool pool(threads);
+    const auto throwing = [&] {
+      pool.Together([](Team& team) {
+        team.For(100, [](int64_t item, int) {
+          if (item == 37) throw std::runtime_error("item 37");
+        });
+      });
+    };
+    EXPECT_THROW(throwing(), std::runtime_error);
+    EXPECT_EQ(WrongItems(pool, 2), 0);
+  }
+}
+
+}  // namespace
+}  // namespace fa2::threading
