@@ -12,6 +12,7 @@
 #include "src/simd/amx_alibi-inl.h"
 #include "src/simd/amx_dropout-inl.h"
 #include "src/simd/amx_forward_scores-inl.h"
+#include "src/simd/amx_running_maxima-inl.h"
 #include "src/simd/amx_stream-inl.h"
 #include "src/simd/amx_strip-inl.h"
 #include "src/simd/amx_visibility.h"
@@ -93,12 +94,6 @@ class ForwardPass {
   }
 
  private:
-  struct Cursor {
-    int64_t query = 0;
-    int64_t key = 0;
-    bool started = false;  // a strip of the query panel has been given out
-  };
-
   const SubBlock& At(int64_t key, int64_t query) const {
     return sub_blocks_[key * queries_ + query];
   }
@@ -107,35 +102,17 @@ class ForwardPass {
   }
 
   // The next strip; clears the accumulators of query panels that see nothing.
-  void NextStrip(Cursor& cursor, Strip& strip) const {
-    strip = Strip();
-    for (; cursor.query < queries_; ++cursor.query, cursor.key = 0) {
-      while (cursor.key < keys_ && strip.count < kStripPanels) {
-        if (strip.count > 0 && cursor.key % chunk_ == 0) break;
-        if (!At(cursor.key, cursor.query).hidden()) {
-          strip.chunk = cursor.key / chunk_ * chunk_;
-          strip.key[strip.count++] = cursor.key;
-        }
-        ++cursor.key;
-      }
-      if (strip.count > 0) {
-        strip.query = cursor.query;
-        strip.in_chunk = std::min(chunk_, keys_ - strip.chunk);
-        cursor.started = true;
-        return;
-      }
-      if (b_.first && !cursor.started) {
-        std::memset(OutputPanel(cursor.query), 0, vt_ * 4 * kTileBytes);
-      }
-      cursor.started = false;
-    }
+  void NextStrip(StripCursor& cursor, Strip& strip) const {
+    cursor.Next(strip, [this](int64_t query) {
+      if (b_.first) std::memset(OutputPanel(query), 0, vt_ * 4 * kTileBytes);
+    });
   }
 
   // kMode: that of ExpRowPair.
   template <FusedMode kMode>
   void Strips() {
     Strip current, next, after;
-    Cursor cursor;
+    StripCursor cursor(sub_blocks_, keys_, queries_, chunk_, kStripPanels);
     const Strip none;
     NextStrip(cursor, next);
     NextStrip(cursor, after);
@@ -296,7 +273,7 @@ class ForwardPass {
       }
       SeeMaxima(max);
     }
-    if (next.query >= 0) RaiseMaxima<kMode>(next);
+    if (next.query >= 0) Raise<kMode>(next);
   }
 
   template <FusedMode kMode>
@@ -376,42 +353,18 @@ class ForwardPass {
                          _mm512_set1_ps(factors_.softcap));
   }
 
-  // Moves the running maxima on and scales what has been summed so far. A
-  // maximum stays where it is until the scores exceed it by 5.5 (P <= 2^8): any
-  // reference serves as well, and the accumulator is seldom scaled.
+  // Moves the running maxima on and scales what has been summed so far.
   template <FusedMode kMode>
-  void RaiseMaxima(const Strip& strip) {
+  void Raise(const Strip& strip) {
     const int64_t query = strip.query;
-    float* m = static_cast<float*>(b_.row_max) + 32 * query;
-    float* l = static_cast<float*>(b_.row_sum) + 32 * query;
     __m512 alpha[2];
-    bool scaled = false;
-    for (int h = 0; h < 2; ++h) {
-      const __m512 old = _mm512_loadu_ps(m + 16 * h);
-      const __m512 seen =
-          _mm512_mul_ps(_mm512_load_ps(seen_ + 16 * h), _mm512_set1_ps(scale_));
-      const __mmask16 raise = _mm512_cmp_ps_mask(
-          seen, _mm512_add_ps(old, _mm512_set1_ps(5.5f)), _CMP_GT_OQ);
-      const __m512 now = _mm512_mask_mov_ps(old, raise, seen);
-      const __m512 one = _mm512_set1_ps(1.0f);
-      alpha[h] = _mm512_mask_mov_ps(
-          one, raise,
-          Exp2<6>(_mm512_mul_ps(_mm512_sub_ps(old, now),
-                                _mm512_set1_ps(1.44269504f))));
-      scaled |= raise != 0;
-      _mm512_storeu_ps(m + 16 * h, now);
-      _mm512_storeu_ps(l + 16 * h,
-                       _mm512_mul_ps(_mm512_loadu_ps(l + 16 * h), alpha[h]));
-      // Queries that have seen nothing: exp2(-inf - 0) = 0.
-      const __mmask16 seen_any =
-          _mm512_cmp_ps_mask(now, _mm512_set1_ps(-HUGE_VALF), _CMP_NEQ_UQ);
-      _mm512_storeu_ps(
-          max_ + 16 * h,
-          _mm512_maskz_mul_ps(
-              seen_any, now,
-              _mm512_set1_ps(kMode == FusedMode::kBias ? 1.0f : kLog2OfE)));
+    const bool scaled =
+        RaiseMaxima(seen_, scale_, kMode == FusedMode::kBias ? 1.0f : kLog2OfE,
+                    static_cast<float*>(b_.row_max) + 32 * query,
+                    static_cast<float*>(b_.row_sum) + 32 * query, max_, alpha);
+    if (scaled && !Starts(strip)) {
+      ScaleQueries<Tiles>(OutputPanel(query), 4 * vt_, alpha);
     }
-    if (scaled && !Starts(strip)) Rescale(OutputPanel(query), alpha);
   }
 
   int64_t StagedRow(int64_t key, int64_t query) const {
@@ -461,13 +414,7 @@ class ForwardPass {
   }
 
   // Nothing has been written to the accumulator of the strip's queries.
-  bool Starts(const Strip& strip) const {
-    if (!b_.first) return false;
-    for (int64_t key = 0; key < strip.key[0]; ++key) {
-      if (!At(key, strip.query).hidden()) return false;
-    }
-    return true;
-  }
+  bool Starts(const Strip& strip) const { return b_.first && strip.first; }
 
   void Ranges(const SubBlock& sub, int64_t query, const float* begin[2],
               const float* end[2]) const {
@@ -481,25 +428,6 @@ class ForwardPass {
             static_cast<const float*>(b_.score.visible_end) + 32 * query;
       }
     }
-  }
-
-  void Rescale(uint8_t* out, const __m512 alpha[2]) const {
-    // QueryOfLane.
-    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17,
-                                            18, 19, 24, 25, 26, 27);
-    const __m512 by_half[2] = {
-        _mm512_permutex2var_ps(alpha[0], lanes, alpha[1]),
-        _mm512_permutex2var_ps(
-            alpha[0], _mm512_add_epi32(lanes, _mm512_set1_epi32(4)), alpha[1])};
-    for (int64_t tile = 0; tile < 4 * vt_; ++tile) {
-      float* t = reinterpret_cast<float*>(out + tile * kTileBytes);
-      for (int row = 0; row < 16; ++row) {
-        _mm512_store_ps(
-            t + 16 * row,
-            _mm512_mul_ps(_mm512_load_ps(t + 16 * row), by_half[tile % 2]));
-      }
-    }
-    Tiles::Fence();
   }
 
   // O^T += V^T P^T of a strip.

@@ -5,7 +5,10 @@
 #ifndef FA2_SRC_SIMD_AMX_STRIP_INL_H_
 #define FA2_SRC_SIMD_AMX_STRIP_INL_H_
 
+#include <algorithm>
+
 #include "src/simd/amx_products-inl.h"
+#include "src/simd/amx_visibility.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
@@ -20,6 +23,53 @@ struct Strip {
   int64_t in_chunk = 0;
   int64_t count = 0;
   int64_t key[kMostStripPanels] = {};  // panels
+  bool first = false;                  // of its query panel
+};
+
+// Gives out the strips of a block, query panel by query panel.
+class StripCursor {
+ public:
+  // `keys`, `queries` and `chunk` in panels; `most` of them to a strip.
+  StripCursor(const SubBlock* sub_blocks, int64_t keys, int64_t queries,
+              int64_t chunk, int64_t most)
+      : sub_blocks_(sub_blocks),
+        keys_(keys),
+        queries_(queries),
+        chunk_(chunk),
+        most_(most) {}
+
+  // The next strip, or none. Calls unseeing(query) for the query panels on the
+  // way that see nothing.
+  template <class Unseeing>
+  void Next(Strip& strip, const Unseeing& unseeing) {
+    strip = Strip();
+    for (; query_ < queries_; ++query_, key_ = 0) {
+      while (key_ < keys_ && strip.count < most_) {
+        if (strip.count > 0 && key_ % chunk_ == 0) break;
+        if (!sub_blocks_[key_ * queries_ + query_].hidden()) {
+          strip.chunk = key_ / chunk_ * chunk_;
+          strip.key[strip.count++] = key_;
+        }
+        ++key_;
+      }
+      if (strip.count > 0) {
+        strip.query = query_;
+        strip.in_chunk = std::min(chunk_, keys_ - strip.chunk);
+        strip.first = !started_;
+        started_ = true;
+        return;
+      }
+      if (!started_) unseeing(query_);
+      started_ = false;
+    }
+  }
+
+ private:
+  const SubBlock* sub_blocks_;
+  const int64_t keys_, queries_, chunk_, most_;
+  int64_t query_ = 0;
+  int64_t key_ = 0;
+  bool started_ = false;  // a strip of the query panel has been given out
 };
 
 // V^T as left operand over a strip's keys: i is the 16 columns of V, k indexes

@@ -1,0 +1,73 @@
+// The online softmax of the forward pass on AMX: running maxima of 32 queries,
+// and the factors by which what has been summed so far follows them.
+
+// Included for one Highway target only, amx_target.h.
+#ifndef FA2_SRC_SIMD_AMX_RUNNING_MAXIMA_INL_H_
+#define FA2_SRC_SIMD_AMX_RUNNING_MAXIMA_INL_H_
+
+#include <cmath>
+
+#include "src/simd/amx_math-inl.h"
+#include "src/simd/amx_tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd::HWY_NAMESPACE {
+
+// Moves the maxima `m` of 32 queries on to `seen` times `scale`, and the sums
+// `l` with them. A maximum stays where it is until the scores exceed it by 5.5
+// (P <= 2^8): any reference serves as well, and the accumulator is seldom
+// scaled. Writes the maxima times `unit`, 0 for queries that have seen nothing,
+// to `max`. Returns whether the accumulator is to be multiplied by `alpha`.
+HWY_INLINE bool RaiseMaxima(const float* seen, float scale, float unit,
+                            float* HWY_RESTRICT m, float* HWY_RESTRICT l,
+                            float* HWY_RESTRICT max, __m512 (&alpha)[2]) {
+  bool scaled = false;
+  for (int h = 0; h < 2; ++h) {
+    const __m512 old = _mm512_loadu_ps(m + 16 * h);
+    const __m512 scores =
+        _mm512_mul_ps(_mm512_load_ps(seen + 16 * h), _mm512_set1_ps(scale));
+    const __mmask16 raise = _mm512_cmp_ps_mask(
+        scores, _mm512_add_ps(old, _mm512_set1_ps(5.5f)), _CMP_GT_OQ);
+    const __m512 now = _mm512_mask_mov_ps(old, raise, scores);
+    alpha[h] = _mm512_mask_mov_ps(
+        _mm512_set1_ps(1.0f), raise,
+        Exp2<6>(_mm512_mul_ps(_mm512_sub_ps(old, now),
+                              _mm512_set1_ps(1.44269504f))));
+    scaled |= raise != 0;
+    _mm512_storeu_ps(m + 16 * h, now);
+    _mm512_storeu_ps(l + 16 * h,
+                     _mm512_mul_ps(_mm512_loadu_ps(l + 16 * h), alpha[h]));
+    // Queries that have seen nothing: exp2(-inf - 0) = 0.
+    const __mmask16 seen_any =
+        _mm512_cmp_ps_mask(now, _mm512_set1_ps(-HUGE_VALF), _CMP_NEQ_UQ);
+    _mm512_storeu_ps(max + 16 * h,
+                     _mm512_maskz_mul_ps(seen_any, now, _mm512_set1_ps(unit)));
+  }
+  return scaled;
+}
+
+// Multiplies the accumulator of 32 queries, `tiles` of 1 KiB, by alpha.
+template <class Tiles>
+HWY_INLINE void ScaleQueries(uint8_t* out, int64_t tiles,
+                             const __m512 (&alpha)[2]) {
+  // QueryOfLane.
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18,
+                                          19, 24, 25, 26, 27);
+  const __m512 by_half[2] = {
+      _mm512_permutex2var_ps(alpha[0], lanes, alpha[1]),
+      _mm512_permutex2var_ps(
+          alpha[0], _mm512_add_epi32(lanes, _mm512_set1_epi32(4)), alpha[1])};
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    float* t = reinterpret_cast<float*>(out + tile * kTileBytes);
+    for (int row = 0; row < 16; ++row) {
+      _mm512_store_ps(t + 16 * row, _mm512_mul_ps(_mm512_load_ps(t + 16 * row),
+                                                  by_half[tile % 2]));
+    }
+  }
+  Tiles::Fence();
+}
+
+}  // namespace fa2::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // FA2_SRC_SIMD_AMX_RUNNING_MAXIMA_INL_H_
