@@ -31,8 +31,7 @@ bool TakesBf16Dot(int64_t targets, const EngineCap& cap) {
 }
 
 // Rates of AMX with several terms over F32Fma's, backward, one core of Emerald
-// Rapids: bf16 `exact` 2.4 to 3.8, f16 2.8 to 3.1, f32 `high` 2.7 to 3,
-// f32 1.5.
+// Rapids: bf16 `exact` 2.2 to 3.5, f16 2.7, f32 `high` 2.7 to 2.95, f32 1.5.
 AmxTerms TermsFor(DType inputs, Precision precision, int64_t keys) {
   const bool few_keys = keys < kManyKeys;
   switch (inputs) {
