@@ -9,22 +9,23 @@
 
 namespace fa2 {
 
+inline constexpr uint32_t kPhiloxMultiplier0 = 0xD2511F53u;
+inline constexpr uint32_t kPhiloxMultiplier1 = 0xCD9E8D57u;
+inline constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9u;  // golden ratio
+inline constexpr uint32_t kPhiloxWeyl1 = 0xBB67AE85u;  // sqrt(3) - 1
+
 // The four 32-bit words of block `counter` (128 bits, lowest word first).
 inline std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter,
                                           std::array<uint32_t, 2> key) {
-  constexpr uint64_t kMultiplier0 = 0xD2511F53u;
-  constexpr uint64_t kMultiplier1 = 0xCD9E8D57u;
-  constexpr uint32_t kWeyl0 = 0x9E3779B9u;  // golden ratio
-  constexpr uint32_t kWeyl1 = 0xBB67AE85u;  // sqrt(3) - 1
   for (int round = 0; round < 10; ++round) {
-    const uint64_t product0 = kMultiplier0 * counter[0];
-    const uint64_t product1 = kMultiplier1 * counter[2];
+    const uint64_t product0 = uint64_t{kPhiloxMultiplier0} * counter[0];
+    const uint64_t product1 = uint64_t{kPhiloxMultiplier1} * counter[2];
     counter = {static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key[0],
                static_cast<uint32_t>(product1),
                static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key[1],
                static_cast<uint32_t>(product0)};
-    key[0] += kWeyl0;
-    key[1] += kWeyl1;
+    key[0] += kPhiloxWeyl0;
+    key[1] += kPhiloxWeyl1;
   }
   return counter;
 }

@@ -71,6 +71,9 @@ class BackwardPass {
       QueryGradient(chunk, chunk_end);
     }
     Tiles::End();
+    // Stores past the caches wait for nobody: whoever is told that the block is
+    // done must find them.
+    if (b_.ds_stream.given()) _mm_sfence();
   }
 
  private:

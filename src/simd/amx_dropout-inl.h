@@ -56,8 +56,8 @@ class DropoutBits {
  private:
   // PhiloxBlocks of philox-inl.h for the four groups of blocks c[.][0].
   HWY_INLINE void Philox(__m512i (&c)[4][4]) const {
-    const __m512i multiplier0 = _mm512_set1_epi64(0xD2511F53);
-    const __m512i multiplier1 = _mm512_set1_epi64(0xCD9E8D57);
+    const __m512i multiplier0 = _mm512_set1_epi64(kPhiloxMultiplier0);
+    const __m512i multiplier1 = _mm512_set1_epi64(kPhiloxMultiplier1);
     const auto key = [this](int i) HWY_ATTR {
       return _mm512_set1_epi64(static_cast<long long>(keys_.word[i]));
     };

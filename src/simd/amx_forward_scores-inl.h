@@ -98,8 +98,8 @@ HWY_INLINE void ExpRowPair(const ExpState& state, const ExpBlock& b, int pair,
     p11 = _mm512_maskz_mul_ps(keep[3], p11, kept);
   }
   __m512i even[kTerms], odd[kTerms];
-  SplitScores<typename Variant::Tiles, kTerms>(p00, p01, even);
-  SplitScores<typename Variant::Tiles, kTerms>(p10, p11, odd);
+  SplitTerms<typename Variant::Tiles, kTerms, UpperBits>(p00, p01, even);
+  SplitTerms<typename Variant::Tiles, kTerms, UpperBits>(p10, p11, odd);
   uint8_t* HWY_RESTRICT p = b.p + pair * 64;
   for (int t = 0; t < kTerms; ++t) {
     _mm512_store_si512(p + t * state.term_bytes,
@@ -344,7 +344,7 @@ HWY_NOINLINE void TransformScores(const ScoreFactors& factors, int given,
 HWY_NOINLINE inline void AddBiasSquare(const float* bias, int64_t stride,
                                        float scale, uint8_t* s, float* max) {
   __m512 v[16];
-  LoadColumns(bias, stride, v);
+  LoadColumns(bias, 4 * stride, v);
   const __m512 factor = _mm512_set1_ps(scale);
   __m512 max0 = _mm512_load_ps(max);
   __m512 max1 = _mm512_set1_ps(-HUGE_VALF);

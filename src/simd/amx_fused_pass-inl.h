@@ -103,14 +103,14 @@ HWY_INLINE void StoreRowPair(const FusedContext& c, const FusedBlock& b,
   constexpr int kP = Variant::kProbabilityTerms;
   constexpr int kDs = Variant::kGradientTerms;
   __m512i p_even[kP], p_odd[kP], even[kDs], odd[kDs];
-  SplitScores<Tiles, kP>(p00, p01, p_even);
-  SplitScores<Tiles, kP>(p10, p11, p_odd);
+  SplitTerms<Tiles, kP, UpperBits>(p00, p01, p_even);
+  SplitTerms<Tiles, kP, UpperBits>(p10, p11, p_odd);
   for (int t = 0; t < kP; ++t) {
     _mm512_store_si512(p + t * c.p_term, p_even[t]);
     _mm512_store_si512(p + t * c.p_term + Layout::kRow, p_odd[t]);
   }
-  SplitScores<Tiles, kDs>(s00, s01, even);
-  SplitScores<Tiles, kDs>(s10, s11, odd);
+  SplitTerms<Tiles, kDs, UpperBits>(s00, s01, even);
+  SplitTerms<Tiles, kDs, UpperBits>(s10, s11, odd);
   for (int t = 0; t < kDs; ++t) {
     _mm512_store_si512(ds + t * c.ds_term, even[t]);
     _mm512_store_si512(ds + t * c.ds_term + Layout::kRow, odd[t]);

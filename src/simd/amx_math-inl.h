@@ -13,8 +13,8 @@ namespace fa2::simd::HWY_NAMESPACE {
 
 // 2^x where `visible`, else 0, for any x: 0 below 2^-100, infinite above, NaN
 // for NaN. Minimax polynomials of 2^f on [0, 1), relative error 2.6e-6 for
-// degree 4 (P is rounded to bf16 anyway; degree 3, 7.5e-5, adds 0.07% to the
-// error of out) and 1.5e-7 for 5, and on [-1/2, 1/2] 2e-9 for degree 6.
+// degree 4 (P is rounded to bf16 or twice that anyway; degree 3, 7.5e-5, adds
+// 0.07% to the error of out), and on [-1/2, 1/2] 2e-9 for degree 6.
 // vreduceps gives the fraction and vscalefps floors its exponent, so nothing
 // else is needed.
 template <int kDegree>
@@ -35,18 +35,6 @@ HWY_INLINE __m512 Exp2<4>(__m512 x, __mmask16 visible) {
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.24144275f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69300383f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0000026f));
-  return _mm512_maskz_scalef_ps(NotTiny(x, visible), p, x);
-}
-
-template <>
-HWY_INLINE __m512 Exp2<5>(__m512 x, __mmask16 visible) {
-  const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | 8);
-  __m512 p = _mm512_set1_ps(0.00187757669f);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.00898933969f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.0558263175f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.240153611f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693153083f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.99999994f));
   return _mm512_maskz_scalef_ps(NotTiny(x, visible), p, x);
 }
 

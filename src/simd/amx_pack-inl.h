@@ -6,112 +6,58 @@
 
 #include "src/simd/amx_layout.h"
 #include "src/simd/amx_tile-inl.h"
+#include "src/simd/amx_transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
 
-// Transposes 16 x 16 32-bit elements held in 16 vectors.
-HWY_INLINE void Transpose16x16(__m512i* HWY_RESTRICT r) {
-  __m512i t[16];
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-  }
-  for (int i = 0; i < 4; ++i) {
-    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-    r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-    r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
-  }
-}
-
-// The same in memory, rows `stride` bytes apart.
-// Lanes are put together by loads, which leave the one port that shuffles
-// across lanes to the 32 that remain.
-HWY_INLINE void Transpose16x16(const uint8_t* HWY_RESTRICT rows, int64_t stride,
-                               __m512i* HWY_RESTRICT out) {
-  const auto lane = [rows, stride](int64_t row, int64_t k) HWY_ATTR {
-    return _mm_loadu_si128(
-        reinterpret_cast<const __m128i*>(rows + row * stride + 16 * k));
-  };
-  for (int k = 0; k < 4; ++k) {
-    // Columns 4 k to 4 k + 3 of rows j, j + 4, j + 8 and j + 12.
-    __m512i r[4];
-    for (int j = 0; j < 4; ++j) {
-      r[j] = _mm512_castsi128_si512(lane(j, k));
-      r[j] = _mm512_inserti32x4(r[j], lane(j + 4, k), 1);
-      r[j] = _mm512_inserti32x4(r[j], lane(j + 8, k), 2);
-      r[j] = _mm512_inserti32x4(r[j], lane(j + 12, k), 3);
-    }
-    const __m512i a = _mm512_unpacklo_epi32(r[0], r[1]);
-    const __m512i b = _mm512_unpackhi_epi32(r[0], r[1]);
-    const __m512i c = _mm512_unpacklo_epi32(r[2], r[3]);
-    const __m512i d = _mm512_unpackhi_epi32(r[2], r[3]);
-    out[4 * k] = _mm512_unpacklo_epi64(a, c);
-    out[4 * k + 1] = _mm512_unpackhi_epi64(a, c);
-    out[4 * k + 2] = _mm512_unpacklo_epi64(b, d);
-    out[4 * k + 3] = _mm512_unpackhi_epi64(b, d);
-  }
-}
-
 // The upper 16 bits of x, which is left with the rest. What is left of an
 // infinite x is NaN.
-HWY_INLINE __m512 TakeUpperBits(__m512& x) {
-  const __m512 taken = _mm512_castsi512_ps(
-      _mm512_and_si512(_mm512_castps_si512(x),
-                       _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
-  x = _mm512_sub_ps(x, taken);
-  return taken;
-}
+struct UpperBits {
+  static HWY_INLINE __m512 TakeFrom(__m512& x) {
+    const __m512 taken = _mm512_castsi512_ps(
+        _mm512_and_si512(_mm512_castps_si512(x),
+                         _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+    x = _mm512_sub_ps(x, taken);
+    return taken;
+  }
+};
 
 // x to bf16, half up, which leaves half as much as cutting it off, of both
 // signs. Nothing is left of a non-finite number, so that it keeps its own
 // value.
-HWY_INLINE __m512 TakeNearest(__m512& x) {
-  // Quiet NaN, infinities, signalling NaN.
-  const __mmask16 finite =
-      _knot_mask16(_mm512_fpclass_ps_mask(x, 0x01 | 0x08 | 0x10 | 0x80));
-  const __m512i bits = _mm512_castps_si512(x);
-  const __m512 taken = _mm512_castsi512_ps(_mm512_mask_and_epi32(
-      bits, finite, _mm512_add_epi32(bits, _mm512_set1_epi32(0x8000)),
-      _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
-  x = _mm512_maskz_sub_ps(finite, x, taken);
-  return taken;
-}
+struct NearestBf16 {
+  static HWY_INLINE __m512 TakeFrom(__m512& x) {
+    // Quiet NaN, infinities, signalling NaN.
+    const __mmask16 finite =
+        _knot_mask16(_mm512_fpclass_ps_mask(x, 0x01 | 0x08 | 0x10 | 0x80));
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512 taken = _mm512_castsi512_ps(_mm512_mask_and_epi32(
+        bits, finite, _mm512_add_epi32(bits, _mm512_set1_epi32(0x8000)),
+        _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+    x = _mm512_maskz_sub_ps(finite, x, taken);
+    return taken;
+  }
+};
 
-// 32 inputs as a sum of kTerms bf16 vectors, most significant first.
-template <class Tiles, int kTerms>
+// 32 numbers as a sum of kTerms bf16 vectors, most significant first. First:
+// how all terms but the last are taken: of inputs NearestBf16; of P and dS
+// UpperBits, in the fewest operations, since the fused passes wait for them.
+template <class Tiles, int kTerms, class First>
 HWY_INLINE void SplitTerms(__m512 low, __m512 high,
                            __m512i* HWY_RESTRICT terms) {
   for (int t = 0; t + 1 < kTerms; ++t) {
-    const __m512 low_term = TakeNearest(low), high_term = TakeNearest(high);
+    const __m512 low_term = First::TakeFrom(low);
+    const __m512 high_term = First::TakeFrom(high);
     terms[t] = Tiles::RoundToBf16(low_term, high_term);
   }
   terms[kTerms - 1] = Tiles::RoundToBf16(low, high);
 }
 
-// The same of P and dS, in the fewest operations: the fused passes wait for
-// them.
-template <class Tiles, int kTerms>
-HWY_INLINE void SplitScores(__m512 low, __m512 high,
-                            __m512i* HWY_RESTRICT terms) {
-  for (int t = 0; t + 1 < kTerms; ++t) {
-    const __m512 low_term = TakeUpperBits(low), high_term = TakeUpperBits(high);
-    terms[t] = Tiles::RoundToBf16(low_term, high_term);
-  }
-  terms[kTerms - 1] = Tiles::RoundToBf16(low, high);
+// 32 columns from `column` on, those that there are.
+HWY_INLINE __mmask32 ColumnMask(int64_t depth, int64_t column) {
+  const int64_t left = depth - column;
+  return left >= 32 ? ~__mmask32{0} : (__mmask32{1} << left) - 1;
 }
 
 // Reads up to 32 elements of a row as bf16 terms; the rest are 0. Elements
@@ -135,7 +81,7 @@ struct RowReader {
       terms[0] = kept;
       for (int t = 1; t < kTerms; ++t) terms[t] = _mm512_setzero_si512();
     } else {
-      SplitTerms<Tiles, kTerms>(
+      SplitTerms<Tiles, kTerms, NearestBf16>(
           _mm512_cvtph_ps(_mm512_castsi512_si256(kept)),
           _mm512_cvtph_ps(_mm512_extracti64x4_epi64(kept, 1)), terms);
     }
@@ -156,7 +102,7 @@ struct RowReader {
           kFiniteOnly ? _mm512_maskz_mov_epi32(static_cast<__mmask16>(~bad), x)
                       : x);
     }
-    SplitTerms<Tiles, kTerms>(half[0], half[1], terms);
+    SplitTerms<Tiles, kTerms, NearestBf16>(half[0], half[1], terms);
   }
 };
 
@@ -202,15 +148,14 @@ HWY_INLINE void WritePanel(Role role, const PackPlace& at, int term,
             packed +
             (((at.panel * kTerms + term) * 2 + half) * at.depth_tiles + at.k) *
                 kTileBytes;
-        __m512i v[16];
+        __m512 v[16];
         if (role == Role::kScoreRight) {
-          Transpose16x16(from, stride, v);
+          LoadColumns(from, stride, v);
         } else {
-          for (int i = 0; i < 16; ++i) {
-            v[i] = _mm512_loadu_si512(from + i * stride);
-          }
+          for (int i = 0; i < 16; ++i)
+            v[i] = _mm512_loadu_ps(from + i * stride);
         }
-        for (int i = 0; i < 16; ++i) _mm512_store_si512(tile + 64 * i, v[i]);
+        for (int i = 0; i < 16; ++i) _mm512_store_ps(tile + 64 * i, v[i]);
       }
       return;
     case Role::kGradRight: {
@@ -245,11 +190,11 @@ HWY_INLINE void WritePanel(Role role, const PackPlace& at, int term,
         _mm512_store_si512(pairs[1] + 64 * i, high);
       }
       for (int odd = 0; odd < 2; ++odd) {
-        __m512i v[16];
-        Transpose16x16(pairs[odd], 64, v);
+        __m512 v[16];
+        LoadColumns(pairs[odd], 64, v);
         for (int i = 0; i < 16; ++i) {
           const int column = i / 4 * 8 + odd * 4 + i % 4;
-          _mm512_store_si512(
+          _mm512_store_ps(
               tile + column / 16 * in_chunk * kTileBytes + column % 16 * 64,
               v[i]);
         }
@@ -281,8 +226,7 @@ bool PackRows(const PackTarget (&targets)[kTargets], const Rows& rows,
     const int64_t first = 32 * at.panel;
     for (at.k = 0; at.k < at.depth_tiles; ++at.k) {
       const T* const corner = data + first * rows.stride + 32 * at.k;
-      const int64_t left = rows.depth - 32 * at.k;
-      if (plain && left >= 32 && rows.rows - first >= 32) {
+      if (plain && rows.depth - 32 * at.k >= 32 && rows.rows - first >= 32) {
         const uint8_t* const panel = reinterpret_cast<const uint8_t*>(corner);
         const int64_t stride = 2 * rows.stride;
         for (int64_t r = 0; r < 32; ++r) {
@@ -296,8 +240,7 @@ bool PackRows(const PackTarget (&targets)[kTargets], const Rows& rows,
         continue;
       }
       alignas(64) uint8_t x[kTerms][32 * 64];
-      const __mmask32 columns =
-          left >= 32 ? ~__mmask32{0} : (__mmask32{1} << left) - 1;
+      const __mmask32 columns = ColumnMask(rows.depth, 32 * at.k);
       for (int64_t r = 0; r < 32; ++r) {
         __m512i terms[kTerms];
         if (first + r < rows.rows) {

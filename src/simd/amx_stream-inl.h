@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "src/simd/amx_tile-inl.h"
+#include "src/simd/amx_transpose-inl.h"
 #include "src/simd/engine.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -85,41 +86,6 @@ HWY_INLINE bool IsPlain(const StreamPart& p) {
          p.shape.queries == 32 && p.shape.keys == 32;
 }
 
-// v[c] becomes column c of 16 rows: in[0 * stride + c], in[1 * stride + c] ...
-HWY_INLINE void LoadColumns(const float* in, int64_t stride, __m512 (&v)[16]) {
-  // Halves of rows i and i + 4 side by side, i + 8 and i + 12. Both halves of a
-  // line are read at once: rows a multiple of 4 KiB apart share a set of L1.
-  for (int r = 0; r < 8; ++r) {
-    const float* row = in + (r + r / 4 * 4) * stride;
-    for (int h = 0; h < 2; ++h) {
-      v[8 * h + r] = _mm512_insertf32x8(
-          _mm512_castps256_ps512(_mm256_loadu_ps(row + 8 * h)),
-          _mm256_loadu_ps(row + 4 * stride + 8 * h), 1);
-    }
-  }
-  for (int h = 0; h < 2; ++h) {
-    // Columns x and x + 4 by blocks of four rows: 0, 4 and then 8, 12.
-    __m512d column[2][4];
-    for (int b = 0; b < 2; ++b) {
-      const __m512* r = v + 8 * h + 4 * b;
-      const __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(r[0], r[1]));
-      const __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(r[2], r[3]));
-      const __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(r[0], r[1]));
-      const __m512d high23 = _mm512_castps_pd(_mm512_unpackhi_ps(r[2], r[3]));
-      column[b][0] = _mm512_unpacklo_pd(low01, low23);
-      column[b][1] = _mm512_unpackhi_pd(low01, low23);
-      column[b][2] = _mm512_unpacklo_pd(high01, high23);
-      column[b][3] = _mm512_unpackhi_pd(high01, high23);
-    }
-    for (int x = 0; x < 4; ++x) {
-      const __m512 a = _mm512_castpd_ps(column[0][x]);
-      const __m512 b = _mm512_castpd_ps(column[1][x]);
-      v[8 * h + x] = _mm512_shuffle_f32x4(a, b, _MM_SHUFFLE(2, 0, 2, 0));
-      v[8 * h + 4 + x] = _mm512_shuffle_f32x4(a, b, _MM_SHUFFLE(3, 1, 3, 1));
-    }
-  }
-}
-
 HWY_INLINE void TakePart(const ScoreStream& s, int64_t key, int64_t query,
                          float* staged) {
   const StreamPart p(s, key, query);
@@ -131,7 +97,8 @@ HWY_INLINE void TakePart(const ScoreStream& s, int64_t key, int64_t query,
   for (int i = 0; i < 32; i += 16) {
     for (int j = 0; j < 32; j += 16) {
       __m512 v[16];
-      LoadColumns(in + i * p.matrix.query_stride + j, p.matrix.query_stride, v);
+      LoadColumns(in + i * p.matrix.query_stride + j, 4 * p.matrix.query_stride,
+                  v);
       for (int c = 0; c < 16; ++c) {
         _mm512_store_ps(staged + 32 * (j + c) + i, v[c]);
       }
@@ -155,7 +122,7 @@ HWY_INLINE void GivePart(const ScoreStream& s, int64_t key, int64_t query,
   for (int i = 0; i < 32; i += 16) {
     for (int j = 0; j < 32; j += 16) {
       __m512 v[16];
-      LoadColumns(staged + 32 * j + i, 32, v);
+      LoadColumns(staged + 32 * j + i, 4 * 32, v);
       for (int c = 0; c < 16; ++c) {
         float* const to = out + (i + c) * stride + j;
         if (lines) {

@@ -46,23 +46,17 @@ inline void UnpackQueryRows(const void* accumulator, int64_t /*queries*/,
       for (int64_t half = 0; half < 2; ++half) {
         const uint8_t* tile =
             tiles + ((panel * columns + d) * 2 + half) * kTileBytes;
-        __m512i v[16];
-        Transpose16x16(tile, 64, v);
+        __m512 v[16];
+        LoadColumns(tile, 64, v);
         for (int i = 0; i < 16; ++i) {
           const int64_t r = 32 * panel + amx::QueryOfLane(half, i) - first;
           if (r < 0 || r >= count) continue;
-          _mm512_mask_storeu_epi32(
+          _mm512_mask_storeu_ps(
               static_cast<float*>(rows) + r * row_stride + 16 * d, mask, v[i]);
         }
       }
     }
   }
-}
-
-// 32 columns from `column` on, those that there are.
-HWY_INLINE __mmask32 ColumnMask(int64_t depth, int64_t column) {
-  const int64_t left = depth - column;
-  return left >= 32 ? ~__mmask32{0} : (__mmask32{1} << left) - 1;
 }
 
 // 16 numbers at `offset` bytes of the sum of accumulators.

@@ -69,8 +69,8 @@ HWY_INLINE void PhiloxWords(uint64_t seed, uint64_t block, size_t count,
   const PhiloxTag d;
   using V = hn::Vec<PhiloxTag>;
   const size_t lanes = hn::Lanes(d);
-  const V multiplier0 = hn::Set(d, 0xD2511F53u);
-  const V multiplier1 = hn::Set(d, 0xCD9E8D57u);
+  const V multiplier0 = hn::Set(d, kPhiloxMultiplier0);
+  const V multiplier1 = hn::Set(d, kPhiloxMultiplier1);
   for (size_t n = 0; n < count; n += 4 * lanes, block += lanes) {
     const uint32_t low = static_cast<uint32_t>(block);
     const uint32_t high = static_cast<uint32_t>(block >> 32);
@@ -91,8 +91,8 @@ HWY_INLINE void PhiloxWords(uint64_t seed, uint64_t block, size_t count,
       c1 = low1;
       c2 = hn::Xor(hn::Xor(high0, c3), hn::Set(d, key1));
       c3 = low0;
-      key0 += 0x9E3779B9u;
-      key1 += 0xBB67AE85u;
+      key0 += kPhiloxWeyl0;
+      key1 += kPhiloxWeyl1;
     }
     hn::StoreInterleaved4(c0, c1, c2, c3, d, words + n);
   }
@@ -106,8 +106,8 @@ struct PhiloxKeys {
     for (int round = 0; round < 10; ++round) {
       word[2 * round] = key0;
       word[2 * round + 1] = key1;
-      key0 += 0x9E3779B9u;
-      key1 += 0xBB67AE85u;
+      key0 += kPhiloxWeyl0;
+      key1 += kPhiloxWeyl1;
     }
   }
   uint64_t word[20];
@@ -121,8 +121,8 @@ template <class D64, class V64>
 HWY_INLINE void PhiloxBlocks(D64 d64, const PhiloxKeys& keys, V64 block,
                              V64& c0, V64& c1, V64& c2, V64& c3) {
   const hn::Repartition<uint32_t, D64> d32;
-  const auto multiplier0 = hn::Set(d32, 0xD2511F53u);
-  const auto multiplier1 = hn::Set(d32, 0xCD9E8D57u);
+  const auto multiplier0 = hn::Set(d32, kPhiloxMultiplier0);
+  const auto multiplier1 = hn::Set(d32, kPhiloxMultiplier1);
   // c2 and c3 are 0 before the first round.
   const V64 first = hn::MulEven(hn::BitCast(d32, block), multiplier0);
   c0 = hn::Xor(hn::ShiftRight<32>(block), hn::Set(d64, keys.word[0]));

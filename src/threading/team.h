@@ -11,8 +11,6 @@
 
 namespace fa2::threading {
 
-class Pool;
-
 class Team {
  public:
   // Gets `helpers` calls of Help() under way on other threads, each with a
