@@ -1,0 +1,150 @@
+// The backward pass of a block on vector lanes: S^T and dP^T panel by panel (64
+// queries at AVX-512), the fused pass over each panel, then dV, dK and dQ^T.
+
+// Per-target include guard.
+#if defined(FA2_SRC_SIMD_LANE_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FA2_SRC_SIMD_LANE_BACKWARD_INL_H_
+#undef FA2_SRC_SIMD_LANE_BACKWARD_INL_H_
+#else
+#define FA2_SRC_SIMD_LANE_BACKWARD_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+
+#include "hwy/highway.h"
+#include "src/simd/lane_products-inl.h"
+#include "src/simd/score_arrays-inl.h"
+#include "src/simd/score_pass-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd {
+namespace HWY_NAMESPACE {
+
+template <class Op>
+struct LaneBackward : LaneProducts<Op> {
+  using Products = LaneProducts<Op>;
+  using Products::Packed;
+  using Products::Ptr;
+  using typename Products::D;
+  using typename Products::Element;
+  using typename Products::T;
+
+  // The fused pass over one panel; hidden groups become zeros.
+  static void FusePanel(D d, const BackwardBlock& block, const PanelMap& map,
+                        size_t panel, const BackwardScores<Op>& scores) {
+    const size_t width = PanelWidth(d);
+    T* s = scores.s(panel);
+    T* dp = scores.dp(panel);
+    const size_t column = panel * width;
+    PassArea area{0, 0, column, width};
+    const PanelOptions<T> options(block.score, area);
+    const T* lse = Ptr(block.lse) + column;
+    const T* delta = Ptr(block.delta) + column;
+    T* ds = block.ds == nullptr
+                ? nullptr
+                : Ptr(block.ds) +
+                      column * static_cast<size_t>(block.score.staged_key_rows);
+    const bool general = !block.score.plain() || ds != nullptr ||
+                         block.alibi_gradient != nullptr;
+    for (size_t begin = 0; begin < static_cast<size_t>(block.keys);
+         begin += kTileKeys) {
+      area.key_begin = begin;
+      area.key_end = std::min<size_t>(begin + kTileKeys, block.keys);
+      const size_t at = begin * width;
+      const size_t count = (area.key_end - begin) * width;
+      const TileState state = map.State(begin / kTileKeys, panel);
+      if (state == TileState::kHidden) {
+        // dV and dK read whole register blocks of rows, also outside the hull.
+        std::fill_n(s + at, count, T(0));
+        std::fill_n(dp + at, count, T(0));
+        if (ds != nullptr) std::fill_n(ds + at, count, T(0));
+      } else if (state == TileState::kPartial) {
+        if (general) {
+          BackwardPass<true, true>(d, options, area, lse, delta, s, dp, ds,
+                                   block.alibi_gradient);
+        } else {
+          BackwardPass<true, false>(d, options, area, lse, delta, s, dp, ds,
+                                    nullptr);
+        }
+      } else if (general) {
+        BackwardPass<false, true>(d, options, area, lse, delta, s, dp, ds,
+                                  block.alibi_gradient);
+      } else {
+        BackwardPass<false, false>(d, options, area, lse, delta, s, dp, ds,
+                                   nullptr);
+      }
+      scores.Finish(d, panel, area.key_begin, area.key_end);
+    }
+  }
+
+  static void Run(const BackwardBlock& block) {
+    const D d;
+    const size_t width = PanelWidth(d);
+    const size_t keys = static_cast<size_t>(block.keys);
+    const size_t head_dim = static_cast<size_t>(block.head_dim);
+    const size_t value_dim = static_cast<size_t>(block.value_dim);
+    const PanelMap map(block, width);
+    const BackwardScores<Op> scores(block.scratch, width, keys,
+                                    static_cast<size_t>(block.queries));
+    for (size_t panel = 0; panel < map.panels(); ++panel) {
+      const Range range = map.Keys(panel);
+      const size_t column = panel * width;
+      if (!range.empty()) {
+        const Element* dout =
+            Packed(block.dout_score) + column * Steps<Op>(value_dim);
+        Products::ScorePanel(
+            d, Packed(block.k_score),
+            Packed(block.q_score) + column * Steps<Op>(head_dim), head_dim,
+            Products::ScoreDepthPart(block), range,
+            {dout, Steps<Op>(value_dim) * width * sizeof(Element)},
+            scores.s(panel));
+        Products::ScorePanel(
+            d, Packed(block.v_score), dout, value_dim, Products::kDepthPart,
+            range,
+            {block.dq == nullptr ? nullptr : Ptr(block.dq) + column * head_dim,
+             head_dim * width * sizeof(T)},
+            scores.dp(panel));
+      }
+      FusePanel(d, block, map, panel, scores);
+      if (block.dq != nullptr) {
+        const Ahead ahead =
+            panel + 1 < map.panels()
+                ? Ahead{Packed(block.q_score) +
+                            (column + width) * Steps<Op>(head_dim),
+                        Steps<Op>(head_dim) * width * sizeof(Element)}
+                : Ahead{block.dout_grad, std::min(width, value_dim) *
+                                             Steps<Op>(map.panels() * width) *
+                                             sizeof(Element)};
+        Products::QueryPanel(d, Packed(block.k_grad), scores.ds_right(panel),
+                             head_dim, range, block.add_to_dq, nullptr, ahead,
+                             Ptr(block.dq) + column * head_dim);
+      }
+    }
+    if (block.dv != nullptr) {
+      for (size_t term = 0; term < Op::kTerms; ++term) {
+        Products::KeyGradient(
+            d, block, map, scores.p(term), Packed(block.dout_grad), value_dim,
+            block.add_to_dv || term > 0,
+            {block.q_grad, std::min(width, head_dim) *
+                               Steps<Op>(map.panels() * width) *
+                               sizeof(Element)},
+            Ptr(block.dv));
+      }
+    }
+    if (block.dk != nullptr) {
+      Products::KeyGradient(
+          d, block, map, scores.ds(), Packed(block.q_grad), head_dim,
+          block.add_to_dk,
+          {Packed(block.q_score) + map.panels() * width * Steps<Op>(head_dim),
+           width * Steps<Op>(head_dim) * sizeof(Element)},
+          Ptr(block.dk));
+    }
+  }
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fa2::simd
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,210 @@
+// The products of the engines made of vector lanes: S^T and dP^T, dV and dK,
+// dQ^T and O^T, each for one panel of queries or all keys of a block, by
+// register blocks.
+
+// Per-target include guard.
+#if defined(FA2_SRC_SIMD_LANE_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FA2_SRC_SIMD_LANE_PRODUCTS_INL_H_
+#undef FA2_SRC_SIMD_LANE_PRODUCTS_INL_H_
+#else
+#define FA2_SRC_SIMD_LANE_PRODUCTS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+#include "hwy/highway.h"
+#include "src/simd/engine.h"
+#include "src/simd/pack-inl.h"
+#include "src/simd/panel_map-inl.h"
+#include "src/simd/register_block-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// What the next product reads, or what follows the block's operand in memory:
+// the next block's. It comes from L3, which holds all of Q, dO and dQ when L2
+// holds a block of them; without being asked for it costs a tenth of the time.
+struct Ahead {
+  const void* data = nullptr;
+  size_t bytes = 0;
+  // Product::next_step of `blocks` register blocks of `steps` steps.
+  size_t Step(size_t blocks, size_t steps) const {
+    const size_t turns = blocks * (steps / kTurn);
+    return data == nullptr || turns == 0 ? 0 : (bytes + turns - 1) / turns;
+  }
+};
+
+// Rows of a product in register blocks. C += A B where A is by rows (kUnitStep)
+// or by columns.
+template <class Op, bool kUnitStep, class D>
+HWY_INLINE void RowBlocks(D d, size_t rows, size_t vectors,
+                          Product<typename Op::Element, typename Op::Sum> p) {
+  const size_t a_row = kUnitStep ? p.a_row : 1;
+  for (size_t row = 0; row < rows; row += kBlockRows) {
+    AnyRegisterBlock<Op, kUnitStep>(d, std::min(kBlockRows, rows - row),
+                                    vectors, p);
+    p.a += kBlockRows * a_row;
+    p.c += kBlockRows * p.c_row;
+    p.next += NextBytes(p);
+  }
+}
+
+template <class Op>
+struct LaneProducts {
+  using T = typename Op::Sum;
+  using Element = typename Op::Element;
+  using D = EngineTag<T>;
+  using Prod = Product<Element, T>;
+  static constexpr size_t kPerLane = Op::kPerLane;
+
+  static const T* Ptr(const void* p) { return static_cast<const T*>(p); }
+  static T* Ptr(void* p) { return static_cast<T*>(p); }
+  static const Element* Packed(const void* p) {
+    return static_cast<const Element*>(p);
+  }
+
+  // Deep heads are summed in parts: 128 steps of a panel of 64 f32 or pairs are
+  // 32 KiB, which L1 holds while all key rows pass.
+  static constexpr size_t kDepthPart = 128 * sizeof(float) / sizeof(T);
+
+  // The same for S. A scale of more than twice the usual 1 / sqrt(D) makes
+  // large scores, whose rounding the exponential magnifies: shorter sums, by a
+  // third less wrong, then pay for reading and writing S twice as often.
+  static size_t ScoreDepthPart(const Block& block) {
+    const double scores = std::abs(block.score.scale) *
+                          std::sqrt(static_cast<double>(block.head_dim));
+    return scores > 2.0 ? 32 : kDepthPart;
+  }
+
+  // One panel of S^T = L R (rows `keys` of the block, all columns of the
+  // panel).
+  static HWY_INLINE void ScorePanel(D d, const Element* left,
+                                    const Element* right, size_t depth,
+                                    size_t depth_part, const Range& keys,
+                                    const Ahead& ahead, T* HWY_RESTRICT out) {
+    const size_t width = PanelWidth(d);
+    const size_t steps = Steps<Op>(depth);
+    const size_t stride = ScoreStride<Op>(d, depth);
+    const size_t blocks = (keys.end - keys.begin + kBlockRows - 1) / kBlockRows;
+    const size_t next_step = ahead.Step(blocks, steps);
+    const char* next = static_cast<const char*>(ahead.data);
+    for (size_t part = 0; part == 0 || part < steps; part += depth_part) {
+      const Prod p{left + keys.begin * stride + part,
+                   stride,
+                   1,
+                   0,
+                   right + part * width,
+                   out + keys.begin * width,
+                   width,
+                   std::min(depth_part, steps - part),
+                   1,
+                   part > 0,
+                   nullptr,
+                   next,
+                   next_step};
+      RowBlocks<Op, true>(d, keys.end - keys.begin, kBlockVectors, p);
+      next += blocks * NextBytes(p);
+    }
+  }
+
+  // dV += P^T dO or dK += dS^T Q for all keys of the block. `left` is
+  // [panel][key][Steps(W)], `right` kGradRight, `sum` [key][RowStride(depth)].
+  static HWY_INLINE void KeyGradient(D d, const Block& block,
+                                     const PanelMap& map, const Element* left,
+                                     const Element* right, size_t depth,
+                                     bool add, const Ahead& after,
+                                     T* HWY_RESTRICT sum) {
+    const size_t width = PanelWidth(d);
+    const size_t steps = width / kPerLane;
+    const size_t lanes = hn::Lanes(d);
+    const size_t keys = static_cast<size_t>(block.keys);
+    const size_t queries = static_cast<size_t>(block.queries);
+    const size_t stride = RowStride(d, depth);
+    // A panel of `right` (queries x 64 f32 = 32 KiB at 128 queries) stays in
+    // L1 while all key rows pass.
+    for (size_t c0 = 0; c0 < stride; c0 += width) {
+      const size_t panel_width = std::min(width, stride - c0);
+      const Element* panel = right + c0 * (queries / kPerLane);
+      Ahead ahead = after;
+      if (c0 + width < stride) {
+        ahead.data = panel + panel_width * (queries / kPerLane);
+        ahead.bytes = std::min(width, stride - c0 - width) *
+                      (queries / kPerLane) * sizeof(Element);
+      }
+      const size_t next_step =
+          ahead.Step((keys + kBlockRows - 1) / kBlockRows, queries / kPerLane);
+      const char* next = static_cast<const char*>(ahead.data);
+      for (size_t row = 0; row < keys; row += kBlockRows) {
+        const size_t rows = std::min(kBlockRows, keys - row);
+        const Range panels = map.Panels(row, row + rows);
+        T* c = sum + row * stride + c0;
+        if (panels.empty()) {
+          if (!add) {
+            for (size_t r = 0; r < rows; ++r) {
+              std::fill_n(c + r * stride, panel_width, T(0));
+            }
+          }
+          continue;
+        }
+        const Prod p{left + (panels.begin * keys + row) * steps,
+                     steps,
+                     1,
+                     keys * steps,
+                     panel + panels.begin * steps * panel_width,
+                     c,
+                     stride,
+                     steps,
+                     panels.end - panels.begin,
+                     add,
+                     nullptr,
+                     next,
+                     next_step};
+        next += NextBytes(p);
+        AnyRegisterBlock<Op, true>(d, rows, panel_width / lanes, p);
+      }
+    }
+  }
+
+  // One panel of dQ^T += K^T dS^T or O^T = factor O^T + V^T P^T: `left`
+  // kGradLeft, `right` [Steps(key)][W], `sum` [depth][W], `factor` [W].
+  static HWY_INLINE void QueryPanel(D d, const Element* left,
+                                    const Element* right, size_t depth,
+                                    const Range& keys, bool add,
+                                    const T* factor, const Ahead& ahead,
+                                    T* HWY_RESTRICT sum) {
+    const size_t width = PanelWidth(d);
+    const size_t stride = RowStride(d, depth);
+    if (keys.empty()) {
+      if (!add) std::fill_n(sum, depth * width, T(0));
+      return;
+    }
+    // Ranges begin and end with whole steps: they are multiples of 16 keys, or
+    // of the block's, which key_panel divides.
+    const size_t first = keys.begin / kPerLane;
+    const Prod p{left + first * stride,
+                 1,
+                 stride,
+                 0,
+                 right + first * width,
+                 sum,
+                 width,
+                 (keys.end - keys.begin) / kPerLane,
+                 1,
+                 add,
+                 factor,
+                 static_cast<const char*>(ahead.data),
+                 ahead.Step((depth + kBlockRows - 1) / kBlockRows,
+                            (keys.end - keys.begin) / kPerLane)};
+    RowBlocks<Op, false>(d, depth, kBlockVectors, p);
+  }
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fa2::simd
+HWY_AFTER_NAMESPACE();
+
+#endif
