@@ -18,8 +18,7 @@
 #include <cstring>
 
 #include "src/attention/backward_run.h"
-#include "src/context/context_impl.h"
-#include "src/simd/engines.h"
+#include "src/attention/pass_call.h"
 
 namespace fa2 {
 namespace attention {
@@ -250,80 +249,41 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardItem& item,
 
 namespace {
 
-// Kept from call to call, so that a second call of the same shape allocates
-// nothing.
-struct BackwardState {
-  Problem problem;
-  BackwardPlan plan;
+struct BackwardPass {
+  using Args = AttentionBackwardArgs;
+  using Plan = BackwardPlan;
+  using Run = BackwardRun;
+  static Status Check(const Args& args, Problem* problem) {
+    return CheckBackward(args, problem);
+  }
+  static void MakePlan(const Args& args, const Problem& problem,
+                       const simd::Engine& engine, int threads, Plan* plan) {
+    const TensorView dbias = BlockBiasGradient(args.dbias, problem);
+    BackwardUse use;
+    use.share_batch = SharesBatch(dbias) && problem.sequences.size() > 1;
+    use.share_heads = SharesHeads(dbias) && problem.q_heads > 1;
+    // Every element of dbias comes from one of dS and streams out.
+    const bool streams = dbias.given() && engine.streams_scores &&
+                         !use.share_batch && !use.share_heads &&
+                         !SharesQueries(dbias, problem);
+    use.score_gradients =
+        (args.dbias.given() && !streams) || args.dalibi_slopes.given();
+    use.threads = threads;
+    PlanBackward(problem, engine, use, plan);
+  }
 };
-
-Status Prepare(const AttentionBackwardArgs& args, const Context& context,
-               BackwardState* state, const simd::Engine** engine) {
-  Status status = CheckBackward(args, &state->problem);
-  if (!status.ok()) return status;
-  const Context::Impl& impl = context.impl();
-  *engine =
-      simd::ChooseEngine(impl.targets(), impl.engine_cap(), args.q.dtype,
-                         args.options.precision, state->problem.most_keys());
-  const TensorView dbias = BlockBiasGradient(args.dbias, state->problem);
-  BackwardUse use;
-  use.share_batch = SharesBatch(dbias) && state->problem.sequences.size() > 1;
-  use.share_heads = SharesHeads(dbias) && state->problem.q_heads > 1;
-  // Every element of dbias comes from one of dS and streams out.
-  const bool streams = dbias.given() && (*engine)->streams_scores &&
-                       !use.share_batch && !use.share_heads &&
-                       !SharesQueries(dbias, state->problem);
-  use.score_gradients =
-      (args.dbias.given() && !streams) || args.dalibi_slopes.given();
-  use.threads = impl.pool().num_threads();
-  PlanBackward(state->problem, **engine, use, &state->plan);
-  return Status::Ok();
-}
-
-size_t BytesOf(const AttentionBackwardArgs& args, const Context::Impl& impl,
-               const BackwardState& state, const simd::Engine& engine) {
-  Carver carver(nullptr);
-  const BackwardRun sized(args, state.problem, state.plan, engine,
-                          impl.targets(), impl.pool().num_threads(), &carver);
-  return carver.used();
-}
-
-Status Run(const AttentionBackwardArgs& args, Context* context) {
-  static thread_local BackwardState state;
-  const simd::Engine* engine = nullptr;
-  Status status = Prepare(args, *context, &state, &engine);
-  if (!status.ok()) return status;
-  Context::Impl& impl = context->impl();
-  threading::Workspace workspace;
-  status = impl.workspaces().Acquire(BytesOf(args, impl, state, *engine),
-                                     &workspace);
-  if (!status.ok()) return status;
-  Carver carver(workspace.data());
-  BackwardRun run(args, state.problem, state.plan, *engine, impl.targets(),
-                  impl.pool().num_threads(), &carver);
-  impl.pool().Together([&](threading::Team& team) { run.Execute(team); });
-  return Status::Ok();
-}
 
 }  // namespace
 }  // namespace attention
 
-Status AttentionBackward(const AttentionBackwardArgs& args, Context* given) {
-  return WithContext(
-      given, [&](Context* context) { return attention::Run(args, context); });
+Status AttentionBackward(const AttentionBackwardArgs& args, Context* context) {
+  return attention::PassCall<attention::BackwardPass>::Run(args, context);
 }
 
 Status AttentionBackwardWorkspace(const AttentionBackwardArgs& args,
-                                  size_t* bytes, Context* given) {
-  return WithContext(given, [&](Context* context) {
-    attention::BackwardState state;
-    const simd::Engine* engine = nullptr;
-    Status status = attention::Prepare(args, *context, &state, &engine);
-    if (status.ok()) {
-      *bytes = attention::BytesOf(args, context->impl(), state, *engine);
-    }
-    return status;
-  });
+                                  size_t* bytes, Context* context) {
+  return attention::PassCall<attention::BackwardPass>::Workspace(args, bytes,
+                                                                 context);
 }
 
 }  // namespace fa2

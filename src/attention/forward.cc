@@ -16,10 +16,10 @@
 #include "src/attention/block_scores.h"
 #include "src/attention/non_finite.h"
 #include "src/attention/operands.h"
+#include "src/attention/pass_call.h"
 #include "src/attention/plan.h"
 #include "src/attention/problem.h"
-#include "src/context/context_impl.h"
-#include "src/simd/engines.h"
+#include "src/simd/engine.h"
 #include "src/simd/rows.h"
 #include "src/simd/staging.h"
 
@@ -294,70 +294,30 @@ void ForwardRun::Finish(Worker* worker, const ForwardItem& item,
                      rows.q_begin + queries.begin);
 }
 
-// Kept from call to call, so that a second call of the same shape allocates
-// nothing.
-struct ForwardState {
-  Problem problem;
-  ForwardPlan plan;
+struct ForwardPass {
+  using Args = AttentionForwardArgs;
+  using Plan = ForwardPlan;
+  using Run = ForwardRun;
+  static Status Check(const Args& args, Problem* problem) {
+    return CheckForward(args, problem);
+  }
+  static void MakePlan(const Args& /*args*/, const Problem& problem,
+                       const simd::Engine& engine, int threads, Plan* plan) {
+    PlanForward(problem, engine, threads, plan);
+  }
 };
-
-Status Prepare(const AttentionForwardArgs& args, const Context& context,
-               ForwardState* state, const simd::Engine** engine) {
-  Status status = CheckForward(args, &state->problem);
-  if (!status.ok()) return status;
-  const Context::Impl& impl = context.impl();
-  *engine =
-      simd::ChooseEngine(impl.targets(), impl.engine_cap(), args.q.dtype,
-                         args.options.precision, state->problem.most_keys());
-  PlanForward(state->problem, **engine, impl.pool().num_threads(),
-              &state->plan);
-  return Status::Ok();
-}
-
-size_t BytesOf(const AttentionForwardArgs& args, const Context::Impl& impl,
-               const ForwardState& state, const simd::Engine& engine) {
-  Carver carver(nullptr);
-  const ForwardRun sized(args, state.problem, state.plan, engine,
-                         impl.targets(), impl.pool().num_threads(), &carver);
-  return carver.used();
-}
-
-Status Run(const AttentionForwardArgs& args, Context* context) {
-  static thread_local ForwardState state;
-  const simd::Engine* engine = nullptr;
-  Status status = Prepare(args, *context, &state, &engine);
-  if (!status.ok()) return status;
-  Context::Impl& impl = context->impl();
-  threading::Workspace workspace;
-  status = impl.workspaces().Acquire(BytesOf(args, impl, state, *engine),
-                                     &workspace);
-  if (!status.ok()) return status;
-  Carver carver(workspace.data());
-  ForwardRun run(args, state.problem, state.plan, *engine, impl.targets(),
-                 impl.pool().num_threads(), &carver);
-  impl.pool().Together([&](threading::Team& team) { run.Execute(team); });
-  return Status::Ok();
-}
 
 }  // namespace
 }  // namespace attention
 
-Status AttentionForward(const AttentionForwardArgs& args, Context* given) {
-  return WithContext(
-      given, [&](Context* context) { return attention::Run(args, context); });
+Status AttentionForward(const AttentionForwardArgs& args, Context* context) {
+  return attention::PassCall<attention::ForwardPass>::Run(args, context);
 }
 
 Status AttentionForwardWorkspace(const AttentionForwardArgs& args,
-                                 size_t* bytes, Context* given) {
-  return WithContext(given, [&](Context* context) {
-    attention::ForwardState state;
-    const simd::Engine* engine = nullptr;
-    Status status = attention::Prepare(args, *context, &state, &engine);
-    if (status.ok()) {
-      *bytes = attention::BytesOf(args, context->impl(), state, *engine);
-    }
-    return status;
-  });
+                                 size_t* bytes, Context* context) {
+  return attention::PassCall<attention::ForwardPass>::Workspace(args, bytes,
+                                                                context);
 }
 
 }  // namespace fa2
