@@ -2,7 +2,6 @@
 // accumulators of a wave of heads, flags of the call, what each worker needs;
 // and where the blocks of them lie.
 #include <algorithm>
-#include <new>
 
 #include "src/attention/backward_run.h"
 
@@ -68,14 +67,7 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
       args.dalibi_slopes.given()
           ? static_cast<size_t>(plan.parts * problem.q_heads)
           : 0);
-  workers_ = carver->Take<Worker>(static_cast<size_t>(workers));
-  for (int w = 0; w < workers; ++w) {
-    if (workers_ == nullptr) {
-      const Worker sized(*this, carver);
-    } else {
-      new (workers_ + w) Worker(*this, carver);
-    }
-  }
+  workers_ = carver->Construct<Worker>(workers, *this);
 }
 
 BackwardRun::Worker::Worker(const BackwardRun& run, Carver* carver)

@@ -10,7 +10,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <new>
 
 #include "src/attention/bias_tiles.h"
 #include "src/attention/block_scores.h"
@@ -103,14 +102,7 @@ ForwardRun::ForwardRun(const AttentionForwardArgs& args, const Problem& problem,
       engine.packed_bytes(simd::Role::kGradLeft, rows, problem.value_dim));
   v_non_finite_ = carver->Take<uint8_t>(
       static_cast<size_t>(plan.k_blocks * problem.kv_heads));
-  workers_ = carver->Take<Worker>(static_cast<size_t>(workers));
-  for (int w = 0; w < workers; ++w) {
-    if (workers_ == nullptr) {
-      const Worker sized(*this, carver);
-    } else {
-      new (workers_ + w) Worker(*this, carver);
-    }
-  }
+  workers_ = carver->Construct<Worker>(workers, *this);
 }
 
 ForwardRun::Worker::Worker(const ForwardRun& run, Carver* carver)

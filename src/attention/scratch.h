@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 
 #include "src/threading/workspace.h"
 
@@ -20,6 +21,20 @@ class Carver {
     T* part = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
     used_ += threading::AlignUp(count * sizeof(T));
     return part;
+  }
+
+  // `count` parts T(owner, this), which take what they hold after themselves.
+  template <typename T, class Owner>
+  T* Construct(int count, const Owner& owner) {
+    T* const parts = Take<T>(static_cast<size_t>(count));
+    for (int i = 0; i < count; ++i) {
+      if (parts == nullptr) {
+        const T sized(owner, this);
+      } else {
+        new (parts + i) T(owner, this);
+      }
+    }
+    return parts;
   }
 
   size_t used() const { return used_; }
