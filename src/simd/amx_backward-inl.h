@@ -50,6 +50,7 @@ class BackwardPass {
 
   void Run() {
     Prepare();
+    const FlushSubnormals flush;
     Tiles::Begin();
     dropout_.Begin(0);
     for (int64_t chunk = 0; chunk < keys_; chunk += chunk_) {
@@ -62,10 +63,10 @@ class BackwardPass {
         if (dropout_.given() || b_.score.bias_stream.given()) {
           if (slab_end < keys_) dropout_.Begin(32 * slab_end);
           OptionsToCome side{dropout_, fetch_};
-          KeyGradients(slab, slab_end, side);
+          KeyGradients(chunk, slab, slab_end, side);
         } else {
           NoSideWork side;
-          KeyGradients(slab, slab_end, side);
+          KeyGradients(chunk, slab, slab_end, side);
         }
       }
       QueryGradient(chunk, chunk_end);
@@ -160,9 +161,10 @@ class BackwardPass {
   // Where the fused pass of a sub-block reads and writes.
   void Place(int64_t chunk, int64_t slab, int64_t key, int64_t query,
              FusedBlock& f) const {
-    const int64_t rows = Layout::Rows(key - slab, query, panels_);
-    f.p = s_.p + rows;
-    f.ds = s_.ds + rows;
+    const int64_t panel = Layout::KeyPanel(key - slab, panels_);
+    const int64_t turn = key - chunk;
+    f.p = s_.p + panel + Layout::Rows(query, turn);
+    f.ds = s_.ds + panel + Layout::Rows(query, Layout::Gradient(turn));
     f.ds_pairs = s_.pairs + Layout::Pairs(key - chunk, query, chunk_);
     f.lse2 = s_.lse2 + 32 * query;
     f.lse = static_cast<const float*>(b_.lse) + 32 * query;
@@ -358,40 +360,45 @@ class BackwardPass {
   }
 
   template <class Side>
-  void KeyGradients(int64_t slab, int64_t slab_end, Side& side) const {
+  void KeyGradients(int64_t chunk, int64_t slab, int64_t slab_end,
+                    Side& side) const {
     PendingTiles pending = dummy_;
-    KeyGradient<kP>(s_.p, b_.dout_grad, vt_, slab, slab_end, b_.add_to_dv,
-                    b_.dv, pending, side);
-    KeyGradient<kDs>(s_.ds, b_.q_grad, dt_, slab, slab_end, b_.add_to_dk, b_.dk,
-                     pending, side);
+    for (int64_t key = slab; key < slab_end; ++key) {
+      const int64_t panel = Layout::KeyPanel(key - slab, panels_);
+      const int64_t turn = key - chunk;
+      KeyGradient<kP>({s_.p + panel, s_.slab_bytes, turn}, b_.dout_grad, vt_,
+                      key, b_.add_to_dv, b_.dv, pending, side);
+    }
+    for (int64_t key = slab; key < slab_end; ++key) {
+      const int64_t panel = Layout::KeyPanel(key - slab, panels_);
+      const int64_t turn = Layout::Gradient(key - chunk);
+      KeyGradient<kDs>({s_.ds + panel, s_.slab_bytes, turn}, b_.q_grad, dt_,
+                       key, b_.add_to_dk, b_.dk, pending, side);
+    }
     StorePending<Tiles>(pending);
   }
 
-  // dV (P, dO) or dK (dS, Q) of a slab.
+  // dV (P, dO) or dK (dS, Q) of a panel of keys.
   template <int kTerms, class Side>
-  void KeyGradient(const uint8_t* left, const void* right, int64_t depth_tiles,
-                   int64_t slab, int64_t slab_end, bool add, void* accumulator,
-                   PendingTiles& pending, Side& side) const {
+  void KeyGradient(const SlabRows<kTerms, kPanelTiles>& left, const void* right,
+                   int64_t depth_tiles, int64_t key, bool add,
+                   void* accumulator, PendingTiles& pending, Side& side) const {
     if (accumulator == nullptr) return;
     const int64_t columns = 2 * depth_tiles;
     const uint8_t* const r = static_cast<const uint8_t*>(right);
-    for (int64_t key = slab; key < slab_end; ++key) {
-      int64_t first = 0, last = queries_;
-      while (first < last && At(key, first).hidden()) ++first;
-      while (first < last && At(key, last - 1).hidden()) --last;
-      const SlabRows<kTerms, kPanelTiles> a{
-          left + Layout::Rows(key - slab, 0, panels_), s_.slab_bytes};
-      uint8_t* c =
-          static_cast<uint8_t*>(accumulator) + 2 * key * columns * kTileBytes;
-      for (int64_t d = 0; d < columns; d += 2) {
-        const TileStrip<kIn, true> strip{r + d * queries_ * kTileBytes,
-                                         columns * queries_ * kTileBytes,
-                                         queries_ * kTileBytes};
-        ProductOrZero<Variant>(
-            a, strip, first, last, add,
-            {c + d * kTileBytes, columns * kTileBytes, kTileBytes}, pending,
-            side);
-      }
+    int64_t first = 0, last = queries_;
+    while (first < last && At(key, first).hidden()) ++first;
+    while (first < last && At(key, last - 1).hidden()) --last;
+    uint8_t* c =
+        static_cast<uint8_t*>(accumulator) + 2 * key * columns * kTileBytes;
+    for (int64_t d = 0; d < columns; d += 2) {
+      const TileStrip<kIn, true> strip{r + d * queries_ * kTileBytes,
+                                       columns * queries_ * kTileBytes,
+                                       queries_ * kTileBytes};
+      ProductOrZero<Variant>(
+          left, strip, first, last, add,
+          {c + d * kTileBytes, columns * kTileBytes, kTileBytes}, pending,
+          side);
     }
   }
 

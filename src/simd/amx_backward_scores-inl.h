@@ -105,15 +105,7 @@ struct ScoreLoop {
       Tiles::template Load<5>(a + half, 64);
     }
     if (kPair == 0 && first) {
-      // The results of the product before leave between the first tile
-      // products of this one, where the tile unit would wait for them.
-      Start<kProduct, 0, 4, 6, 0, 0>();
-      Start<kProduct, 1, 4, 7, 0, 1>();
-      Start<kProduct, 2, 5, 6, 1, 0>();
-      Start<kProduct, 3, 5, 7, 1, 1>();
-      Rows<kPair * 4>(base, scale, lse0, lse1);
-      Rows<kPair * 4 + 1>(base, scale, lse0, lse1);
-      Rows<kPair * 4 + 2>(base, scale, lse0, lse1);
+      StartProduct<kProduct>(base, scale, lse0, lse1);
     } else {
       Tiles::template Dot<0, 4, 6>();
       Rows<kPair * 4>(base, scale, lse0, lse1);
@@ -124,6 +116,30 @@ struct ScoreLoop {
       Tiles::template Dot<3, 5, 7>();
     }
     Rows<kPair * 4 + 3>(base, scale, lse0, lse1);
+  }
+
+  // The first four tile products, between which the results of the product
+  // before leave, since the tile unit would wait for them; and between those
+  // stores row pairs, as soon as they may (D 64: 701 -> 654 cycles a
+  // sub-block). The first half of them reads the rows of dP that the first two
+  // stores of the product of S are of; which half is not known where kSteps is
+  // 0.
+  template <int kProduct, class Base>
+  HWY_INLINE void StartProduct(Base base, __m512 scale, __m512 lse0,
+                               __m512 lse1) const {
+    constexpr int kAfter = kSteps == 0 ? 3 : kProduct == 0 ? 1 : 0;
+    Start<kProduct, 0, 4, 6, 0, 0>();
+    if constexpr (kAfter == 0) Rows<0>(base, scale, lse0, lse1);
+    Start<kProduct, 1, 4, 7, 0, 1>();
+    if constexpr (kAfter <= 1) Rows<1 - kAfter>(base, scale, lse0, lse1);
+    Start<kProduct, 2, 5, 6, 1, 0>();
+    if constexpr (kAfter <= 1) Rows<2 - kAfter>(base, scale, lse0, lse1);
+    Start<kProduct, 3, 5, 7, 1, 1>();
+    if constexpr (kAfter == 3) {
+      Rows<0>(base, scale, lse0, lse1);
+      Rows<1>(base, scale, lse0, lse1);
+    }
+    if constexpr (kAfter >= 1) Rows<2>(base, scale, lse0, lse1);
   }
 
   template <int kProduct, int kC, int kA, int kB, int kKeyHalf, int kQueryHalf>

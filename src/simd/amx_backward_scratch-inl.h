@@ -20,13 +20,14 @@ struct SlabRows {
   static constexpr int kTerms = kTermCount;
   const uint8_t* base;  // of 32 keys
   int64_t term_bytes;
+  int64_t turn;
   template <class Tiles, int kRegister>
   HWY_INLINE void Load(int term, int64_t i, int64_t k) const {
-    constexpr int64_t kRow = ScoreLayout<kPanelTiles>::kRow;
+    using Layout = ScoreLayout<kPanelTiles>;
     Tiles::template Load<kRegister>(base + term * term_bytes +
-                                        k / kPanelTiles * 32 * kRow +
-                                        k % kPanelTiles * 64 + i * 16 * kRow,
-                                    kRow);
+                                        Layout::Rows(k, turn) +
+                                        i * 16 * Layout::kRow,
+                                    Layout::kRow);
   }
 };
 

@@ -79,6 +79,7 @@ class ForwardPass {
       all_[32 + i] = HUGE_VALF;
     }
     ClassifySubBlocks(b_, queries_, sub_blocks_);
+    const FlushSubnormals flush;
     Tiles::Begin();
     pending_ = dummy_;
     if (mode_ == FusedMode::kPlain) {

@@ -11,44 +11,57 @@
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
 
-// 2^x where `visible`, else 0, for any x: 0 below 2^-100, infinite above, NaN
-// for NaN. Minimax polynomials of 2^f on [0, 1), relative error 7.5e-5 for
-// degree 3 and 2.6e-6 for degree 4, and on [-1/2, 1/2] 2e-9 for degree 6.
-// vreduceps gives the fraction and vscalefps floors its exponent, so nothing
-// else is needed.
-template <int kDegree>
-HWY_INLINE __m512 Exp2(__m512 x, __mmask16 visible = 0xFFFF);
+// Results and operands below 2^-126 are 0 while an object of this class lives,
+// as they are to the tile unit: a subnormal result costs vscalefps 150 cycles.
+class FlushSubnormals {
+ public:
+  FlushSubnormals() : before_(_mm_getcsr()) {
+    _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON | kSubnormalsAreZero);
+  }
+  ~FlushSubnormals() { _mm_setcsr(before_); }
+  FlushSubnormals(const FlushSubnormals&) = delete;
+  FlushSubnormals& operator=(const FlushSubnormals&) = delete;
 
-// Where 2^x is worth computing: a subnormal result would cost vscalefps some
-// 150 cycles. NaN is.
-HWY_INLINE __mmask16 NotTiny(__m512 x, __mmask16 visible) {
-  return _mm512_mask_cmp_ps_mask(visible, x, _mm512_set1_ps(-100.0f),
-                                 _CMP_NLT_UQ);
-}
+ private:
+  static constexpr unsigned kSubnormalsAreZero = 0x40;
+  const unsigned before_;
+};
+
+// 2^x = mantissa * 2^exponent, the exponent rounded down. Minimax polynomials
+// of 2^f on [0, 1), relative error 7.5e-5 for degree 3 and 2.6e-6 for degree 4,
+// and on [-1/2, 1/2] 2e-9 for degree 6. vreduceps gives the fraction and
+// vscalefps floors its exponent, so nothing else is needed.
+struct PowerOfTwo {
+  __m512 mantissa;
+  __m512 exponent;
+};
+
+template <int kDegree>
+HWY_INLINE PowerOfTwo Exp2Parts(__m512 x);
 
 template <>
-HWY_INLINE __m512 Exp2<3>(__m512 x, __mmask16 visible) {
+HWY_INLINE PowerOfTwo Exp2Parts<3>(__m512 x) {
   const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | 8);
   __m512 p = _mm512_set1_ps(0.07802452f);
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.22606716f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69583354f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.99992522f));
-  return _mm512_maskz_scalef_ps(NotTiny(x, visible), p, x);
+  return {p, x};
 }
 
 template <>
-HWY_INLINE __m512 Exp2<4>(__m512 x, __mmask16 visible) {
+HWY_INLINE PowerOfTwo Exp2Parts<4>(__m512 x) {
   const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | 8);
   __m512 p = _mm512_set1_ps(0.013534168f);
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.05201146f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.24144275f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69300383f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0000026f));
-  return _mm512_maskz_scalef_ps(NotTiny(x, visible), p, x);
+  return {p, x};
 }
 
 template <>
-HWY_INLINE __m512 Exp2<6>(__m512 x, __mmask16 visible) {
+HWY_INLINE PowerOfTwo Exp2Parts<6>(__m512 x) {
   const __m512 n =
       _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   // Infinite x: inf - inf would be NaN.
@@ -60,7 +73,22 @@ HWY_INLINE __m512 Exp2<6>(__m512 x, __mmask16 visible) {
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022651e-1f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9314718e-1f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-  return _mm512_maskz_scalef_ps(NotTiny(x, visible), p, n);
+  return {p, n};
+}
+
+// 2^x for any x: infinite above 2^128, NaN for NaN, and in the life of a
+// FlushSubnormals 0 below 2^-126.
+template <int kDegree>
+HWY_INLINE __m512 Exp2(__m512 x) {
+  const PowerOfTwo parts = Exp2Parts<kDegree>(x);
+  return _mm512_scalef_ps(parts.mantissa, parts.exponent);
+}
+
+// The same where `visible`, else 0.
+template <int kDegree>
+HWY_INLINE __m512 Exp2(__m512 x, __mmask16 visible) {
+  const PowerOfTwo parts = Exp2Parts<kDegree>(x);
+  return _mm512_maskz_scalef_ps(visible, parts.mantissa, parts.exponent);
 }
 
 // tanh(x) with a relative error of a few 1e-7. Near 0, where 1 - 2 / (e^2x + 1)
