@@ -162,9 +162,10 @@ class BackwardPass {
   void Place(int64_t chunk, int64_t slab, int64_t key, int64_t query,
              FusedBlock& f) const {
     const int64_t panel = Layout::KeyPanel(key - slab, panels_);
-    const int64_t turn = key - chunk;
-    f.p = s_.p + panel + Layout::Rows(query, turn);
-    f.ds = s_.ds + panel + Layout::Rows(query, Layout::Gradient(turn));
+    f.p = s_.p + panel +
+          Layout::Rows(query, Layout::ProbabilityTurn(key - chunk));
+    f.ds =
+        s_.ds + panel + Layout::Rows(query, Layout::GradientTurn(key - chunk));
     f.ds_pairs = s_.pairs + Layout::Pairs(key - chunk, query, chunk_);
     f.lse2 = s_.lse2 + 32 * query;
     f.lse = static_cast<const float*>(b_.lse) + 32 * query;
@@ -365,13 +366,13 @@ class BackwardPass {
     PendingTiles pending = dummy_;
     for (int64_t key = slab; key < slab_end; ++key) {
       const int64_t panel = Layout::KeyPanel(key - slab, panels_);
-      const int64_t turn = key - chunk;
+      const int64_t turn = Layout::ProbabilityTurn(key - chunk);
       KeyGradient<kP>({s_.p + panel, s_.slab_bytes, turn}, b_.dout_grad, vt_,
                       key, b_.add_to_dv, b_.dv, pending, side);
     }
     for (int64_t key = slab; key < slab_end; ++key) {
       const int64_t panel = Layout::KeyPanel(key - slab, panels_);
-      const int64_t turn = Layout::Gradient(key - chunk);
+      const int64_t turn = Layout::GradientTurn(key - chunk);
       KeyGradient<kDs>({s_.ds + panel, s_.slab_bytes, turn}, b_.q_grad, dt_,
                        key, b_.add_to_dk, b_.dk, pending, side);
     }
@@ -405,7 +406,8 @@ class BackwardPass {
   void QueryGradient(int64_t chunk, int64_t chunk_end) const {
     if (b_.dq == nullptr) return;
     PendingTiles pending = dummy_;
-    NoSideWork side;
+    // Where L1 holds more than what the products of one sub-block read.
+    std::conditional_t<kSteps == 8, NoSideWork, AccumulatorFetch> side;
     const int64_t columns = 2 * dt_;
     const int64_t panels = chunk_end - chunk;
     const uint8_t* const k_grad = static_cast<const uint8_t*>(b_.k_grad) +
@@ -423,10 +425,12 @@ class BackwardPass {
         const TileStrip<kIn, true> strip{k_grad + d * panels * kTileBytes,
                                          columns * panels * kTileBytes,
                                          panels * kTileBytes};
-        ProductOrZero<Variant>(
-            strip, pairs, first, last, add,
-            {c + 2 * d * kTileBytes, 2 * kTileBytes, kTileBytes}, pending,
-            side);
+        const PendingTiles tiles{c + 2 * d * kTileBytes, 2 * kTileBytes,
+                                 kTileBytes};
+        side.Begin({tiles.c + 4 * kTileBytes, tiles.row, tiles.column},
+                   last - first);
+        ProductOrZero<Variant>(strip, pairs, first, last, add, tiles, pending,
+                               side);
       }
     }
     StorePending<Tiles>(pending);

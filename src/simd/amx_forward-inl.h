@@ -120,7 +120,7 @@ class ForwardPass {
     if (next.query >= 0) {
       Fetch(next);
       Scores<kMode>(next, none);
-      ValuesAndMaxima<kMode>(none, next);
+      ValuesAndMaxima<kMode>(none, next, MayKeepMaxima<kMode>(next));
     }
     Fetch(after);
     while (next.query >= 0) {
@@ -128,9 +128,13 @@ class ForwardPass {
       next = after;
       NextStrip(cursor, after);
       Fetch(after);
-      Scores<kMode>(next, current);
+      if (!Scores<kMode>(next, current)) {
+        Scores<kMode>(current, none);
+        ValuesAndMaxima<kMode>(none, current, false);
+        Scores<kMode>(next, current);
+      }
       // Dropout's bits of `current` have been used.
-      ValuesAndMaxima<kMode>(current, next);
+      ValuesAndMaxima<kMode>(current, next, MayKeepMaxima<kMode>(next));
     }
   }
 
@@ -159,11 +163,24 @@ class ForwardPass {
     return kMode == FusedMode::kAlibi && !alibi_.OneSided(key, query);
   }
 
+  // Whether exponentials of a strip may be taken with the maxima of the strips
+  // before: most strips raise none, and to find that out takes 65 cycles a
+  // sub-block. Sums tell if one was too low.
+  template <FusedMode kMode>
+  bool MayKeepMaxima(const Strip& strip) const {
+    if (kMode != FusedMode::kPlain || strip.query < 0) return false;
+    for (int64_t i = 0; i < strip.count; ++i) {
+      if (!At(strip.key[i], strip.query).visible()) return false;
+    }
+    return HaveMaxima(static_cast<const float*>(b_.row_max) + 32 * strip.query);
+  }
+
   // S of `next`, and P of `current` meanwhile; each of them may be no strip.
   // They share the buffer of S: a sub-block of `next` arrives where one of
-  // `current` has just been read.
+  // `current` has just been read. False if the maxima kept for `current` were
+  // too low, so that P is of no use.
   template <FusedMode kMode>
-  void Scores(const Strip& next, const Strip& current) {
+  bool Scores(const Strip& next, const Strip& current) {
     ExpState state;
     alignas(64) float sum[32] = {};
     state.factors = ScoreFactors(b_.score, kLog2OfE);
@@ -218,11 +235,12 @@ class ForwardPass {
       }
     }
     if (next.count >= current.count) Flush();
-    if (current.query >= 0) {
-      float* l = static_cast<float*>(b_.row_sum) + 32 * current.query;
-      for (int i = 0; i < 32; ++i) l[i] += sum[i];
-    }
     Tiles::Fence();
+    if (current.query < 0) return true;
+    if (kept_ && !SumsAreLow(sum)) return false;
+    float* l = static_cast<float*>(b_.row_sum) + 32 * current.query;
+    for (int i = 0; i < 32; ++i) l[i] += sum[i];
+    return true;
   }
 
   void Flush() {
@@ -256,12 +274,14 @@ class ForwardPass {
     int64_t part = 0;
   };
 
-  // O of `current`, and all that S of `next` needs. Each may be no strip.
+  // O of `current`, and all that S of `next` needs, with the maxima there are
+  // if `keep`. Each may be no strip.
   template <FusedMode kMode>
-  void ValuesAndMaxima(const Strip& current, const Strip& next) {
+  void ValuesAndMaxima(const Strip& current, const Strip& next, bool keep) {
     __m512 max[4];
     NoMaxima(max);
     for (int h = 0; h < 2; ++h) _mm512_store_ps(seen_ + 16 * h, max[h]);
+    kept_ = keep;
     if (kMode == FusedMode::kBias || dropout_.given()) {
       StripWork<kMode> work(*this, next, vt_ * current.count);
       if (current.query >= 0) Values(current, work);
@@ -269,7 +289,7 @@ class ForwardPass {
     } else {
       NoSideWork side;
       if (current.query >= 0) Values(current, side);
-      for (int64_t i = 0; i < next.count; ++i) {
+      for (int64_t i = 0; !kept_ && i < next.count; ++i) {
         SubBlockMaxima<kMode>(next, i, max);
       }
       SeeMaxima(max);
@@ -304,7 +324,7 @@ class ForwardPass {
         }
       }
     }
-    if (quarter != 0) return;
+    if (quarter != 0 || kept_) return;
     __m512 max[4];
     NoMaxima(max);
     SubBlockMaxima<kMode>(strip, i, max);
@@ -471,6 +491,7 @@ class ForwardPass {
   const DropoutBits dropout_;
   StreamFetch fetch_;           // of bias_stream
   alignas(64) float seen_[32];  // maxima of a strip
+  bool kept_ = false;           // they were not looked for
   const AlibiMaxima alibi_;
   alignas(64) float lifted_[32];  // ExpBlock::max with ALiBi
 };

@@ -31,14 +31,17 @@ struct ScoreLayout {
   // L1's sets. So the column of a query panel is XORed with `turn`, the panel
   // of keys: one down a chunk would use that fraction only. And P, dS and dS as
   // right operand of a sub-block, which are written together, go to different
-  // sets (D 64: 716 -> 696 cycles a sub-block, D 128: 893 -> 844); with 8
-  // columns, where operands and all else pass through L1, that gained nothing.
+  // sets (D 64: 716 -> 696 cycles a sub-block, D 128: 893 -> 844). With 8
+  // columns, where a sub-block's operands alone fill L1, that gained nothing.
   static HWY_INLINE int64_t Column(int64_t query_panel, int64_t turn) {
     return (query_panel ^ turn) % kPanelTiles;
   }
-  // The turn of dS.
-  static constexpr int64_t Gradient(int64_t turn) {
-    return kPanelTiles <= 4 ? turn ^ 1 : turn;
+  // The turns of P and dS for a panel of keys.
+  static constexpr int64_t ProbabilityTurn(int64_t key_panel) {
+    return kPanelTiles <= 4 ? key_panel : 0;
+  }
+  static constexpr int64_t GradientTurn(int64_t key_panel) {
+    return kPanelTiles <= 4 ? key_panel ^ 1 : 0;
   }
   // Offset of a slab's panel of keys in P or dS.
   static HWY_INLINE int64_t KeyPanel(int64_t panel, int64_t panels) {

@@ -13,6 +13,24 @@
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
 
+// Whether all of 32 queries have seen something.
+HWY_INLINE bool HaveMaxima(const float* m) {
+  const __m512 nothing = _mm512_set1_ps(-HUGE_VALF);
+  return (_mm512_cmp_ps_mask(_mm512_loadu_ps(m), nothing, _CMP_EQ_OQ) |
+          _mm512_cmp_ps_mask(_mm512_loadu_ps(m + 16), nothing, _CMP_EQ_OQ)) ==
+         0;
+}
+
+// Whether a strip's sums of P for 32 queries show that the maxima of the strips
+// before served for it too: floats are as precise at 2^16 as they are below 1,
+// and leave V and the sums another 2^100.
+HWY_INLINE bool SumsAreLow(const float* sum) {
+  const __m512 most = _mm512_set1_ps(65536.0f);
+  return (_mm512_cmp_ps_mask(_mm512_loadu_ps(sum), most, _CMP_NLE_UQ) |
+          _mm512_cmp_ps_mask(_mm512_loadu_ps(sum + 16), most, _CMP_NLE_UQ)) ==
+         0;
+}
+
 // Moves the maxima `m` of 32 queries on to `seen` times `scale`, and the sums
 // `l` with them. A maximum stays where it is until the scores exceed it by 5.5
 // (P <= 2^8): any reference serves as well, and the accumulator is seldom

@@ -285,5 +285,48 @@ TEST(AttentionNonfinite, ScoresFarFromZero) {
   }
 }
 
+// Scores that grow along the keys, evenly, by leaps and to NaN: the maxima that
+// a row begins with serve for some keys only.
+TEST(AttentionNonfinite, ScoresGrowAlongTheKeys) {
+  const Contexts contexts({1, 2});
+  const std::vector<std::function<double(int64_t)>> growths = {
+      [](int64_t key) { return 0.08 * static_cast<double>(key); },
+      [](int64_t key) { return key % 130 == 129 ? 15.0 : 0.0; },
+      [](int64_t key) { return key < 300   ? 0.0
+                               : key < 500 ? 150.0
+                                           : -40.0; },
+      [](int64_t key) {
+        return key == 450 ? kNan : 0.02 * static_cast<double>(key);
+      },
+  };
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (size_t i = 0; i < growths.size(); ++i) {
+      for (const double dropout_p : {0.0, 0.25}) {
+        AttentionCase c;
+        c.dtype = dtype;
+        c.nq = 70;
+        c.nk = 620;
+        c.head_dim = c.value_dim = 64;
+        c.dropout_p = dropout_p;
+        c.want_dq = c.want_dk = c.want_dv = false;
+        c.causal = i % 2 == 0 ? Causal::kNone : Causal::kBottomRight;
+        // The score is the sum of scale q k, scale being 1/8.
+        ExpectAttention(
+            c,
+            MakeInputs(c,
+                       [&](AttentionInputs* in) {
+                         for (int64_t q = 0; q < c.nq; ++q) {
+                           Set(in->q.view, {0, 0, q, 0}, 8.0);
+                         }
+                         for (int64_t k = 0; k < c.nk; ++k) {
+                           Set(in->k.view, {0, 0, k, 0}, growths[i](k));
+                         }
+                       }),
+            contexts.list());
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fa2::test
