@@ -24,7 +24,7 @@ class AlibiMaxima {
     }
   }
 
-  // Whether the bound is near enough: 31 keys make P 2^-58 at most, and 2^-42
+  // Whether the bound is near enough: 31 keys make P 2^-58 at most, and 2^-68
   // of that is still kept.
   bool given() const {
     return options_.alibi_slope >= 0.0 && options_.alibi_slope <= 1.3;

@@ -195,7 +195,7 @@ class BackwardPass {
   // The same for modes with options.
   void PlaceOptions(int64_t slab, int64_t key, int64_t query, FusedBlock& f) {
     const ScoreOptions& o = b_.score;
-    const int64_t row = query * o.staged_key_rows + 32 * key;
+    const int64_t row = StagedRow(o, key, query);
     if (o.bias_stream.given()) {
       f.bias = s_.bias;
       f.fetch = &fetch_;
@@ -242,10 +242,10 @@ class BackwardPass {
                                          zero, zero, zero, zero);
     }
     if (!GivesScores()) return;
-    float* out = b_.ds_stream.given()
-                     ? s_.score_gradient
-                     : static_cast<float*>(b_.ds) +
-                           (query * b_.score.staged_key_rows + 32 * key) * 32;
+    float* out =
+        b_.ds_stream.given()
+            ? s_.score_gradient
+            : static_cast<float*>(b_.ds) + StagedRow(b_.score, key, query) * 32;
     for (int i = 0; i < 32 * 32; i += 16) _mm512_storeu_ps(out + i, zero);
     if (b_.ds_stream.given()) GivePart(b_.ds_stream, key, query, out);
   }

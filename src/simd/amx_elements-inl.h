@@ -111,6 +111,11 @@ inline int GivenOptions(const ScoreOptions& o) {
          (o.dropout != nullptr || o.dropout_stream.p > 0.0 ? kHasDropout : 0);
 }
 
+// The row of staged arrays where a sub-block, in panels, begins.
+inline int64_t StagedRow(const ScoreOptions& o, int64_t key, int64_t query) {
+  return query * o.staged_key_rows + 32 * key;
+}
+
 // Row `key` of the block is visible to 16 queries.
 HWY_INLINE __mmask16 VisibleQueries(const float* begin, const float* end,
                                     int64_t key) {

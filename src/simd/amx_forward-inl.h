@@ -9,12 +9,11 @@
 #ifndef FA2_SRC_SIMD_AMX_FORWARD_INL_H_
 #define FA2_SRC_SIMD_AMX_FORWARD_INL_H_
 
-#include "src/simd/amx_alibi-inl.h"
 #include "src/simd/amx_dropout-inl.h"
 #include "src/simd/amx_forward_scores-inl.h"
-#include "src/simd/amx_running_maxima-inl.h"
 #include "src/simd/amx_stream-inl.h"
 #include "src/simd/amx_strip-inl.h"
+#include "src/simd/amx_strip_maxima-inl.h"
 #include "src/simd/amx_visibility.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -37,7 +36,7 @@ class ForwardPass {
   // Bytes of scratch for `keys` x `queries`, both in panels.
   static int64_t ScratchBytes(int64_t keys, int64_t queries) {
     return kStripPanels * 4 * kTileBytes + kTermBytes * kScore + kTileBytes +
-           4 * 128 + kStreamElements * 4 + kStripPanels * 128 +
+           kStreamElements * 4 + kStripPanels * 128 +
            (keys * queries * int64_t{sizeof(SubBlock)} + 63) / 64 * 64;
   }
 
@@ -48,45 +47,22 @@ class ForwardPass {
         dt_(amx::DepthTiles(block.head_dim)),
         vt_(amx::DepthTiles(block.value_dim)),
         chunk_(amx::ChunkPanels(block.value_dim)),
+        scratch_(block.scratch),
+        pending_(scratch_.dummy),
         dropout_(block.score),
-        alibi_(block.score) {
-    uint8_t* p = static_cast<uint8_t*>(block.scratch);
-    const auto take = [&p](int64_t n) {
-      uint8_t* taken = p;
-      p += n;
-      return taken;
-    };
-    s_ = take(kStripPanels * 4 * kTileBytes);
-    p_ = take(kTermBytes * kScore);
-    dummy_ = {take(kTileBytes), 0, 0};
-    max_ = reinterpret_cast<float*>(take(128));
-    all_ = reinterpret_cast<float*>(take(2 * 128));
-    bias_ = reinterpret_cast<float*>(take(kStreamElements * 4));
-    keep_ = reinterpret_cast<uint16_t*>(take(kStripPanels * 128));
-    sub_blocks_ = reinterpret_cast<SubBlock*>(p);
-  }
+        maxima_(block, queries_, scratch_.sub_blocks, scratch_.s,
+                scratch_.bias) {}
 
   void Run() {
-    const ScoreOptions& o = b_.score;
-    // A negative scale turns maxima of products into minima.
-    const int options = GivenOptions(o) & (kHasBias | kHasAlibi | kHasSoftcap);
-    mode_ = o.scale > 0.0 ? ModeOf(options) : FusedMode::kGeneral;
-    given_ = options;
-    factors_ = ScoreFactors(o, 1.0);
-    scale_ = mode_ == FusedMode::kPlain ? static_cast<float>(o.scale) : 1.0f;
-    for (int i = 0; i < 32; ++i) {
-      all_[i] = -HUGE_VALF;
-      all_[32 + i] = HUGE_VALF;
-    }
-    ClassifySubBlocks(b_, queries_, sub_blocks_);
+    ClassifySubBlocks(b_, queries_, scratch_.sub_blocks);
     const FlushSubnormals flush;
     Tiles::Begin();
-    pending_ = dummy_;
-    if (mode_ == FusedMode::kPlain) {
+    const FusedMode mode = maxima_.mode();
+    if (mode == FusedMode::kPlain) {
       Strips<FusedMode::kPlain>();
-    } else if (kUsual && mode_ == FusedMode::kSoftcap) {
+    } else if (kUsual && mode == FusedMode::kSoftcap) {
       Strips<FusedMode::kSoftcap>();
-    } else if (kUsual && mode_ == FusedMode::kAlibi && alibi_.given()) {
+    } else if (kUsual && mode == FusedMode::kAlibi && maxima_.alibi().given()) {
       Strips<FusedMode::kAlibi>();
     } else {
       Strips<FusedMode::kBias>();
@@ -95,9 +71,29 @@ class ForwardPass {
   }
 
  private:
-  const SubBlock& At(int64_t key, int64_t query) const {
-    return sub_blocks_[key * queries_ + query];
-  }
+  struct Scratch {
+    explicit Scratch(void* memory) {
+      uint8_t* p = static_cast<uint8_t*>(memory);
+      const auto take = [&p](int64_t n) {
+        uint8_t* taken = p;
+        p += n;
+        return taken;
+      };
+      s = take(kStripPanels * 4 * kTileBytes);
+      this->p = take(kTermBytes * kScore);
+      dummy = {take(kTileBytes), 0, 0};
+      bias = reinterpret_cast<float*>(take(kStreamElements * 4));
+      keep = reinterpret_cast<uint16_t*>(take(kStripPanels * 128));
+      sub_blocks = reinterpret_cast<SubBlock*>(p);
+    }
+    uint8_t* s;
+    uint8_t* p;
+    PendingTiles dummy;
+    float* bias;     // of a sub-block of bias_stream
+    uint16_t* keep;  // of a strip, bits of dropout_stream
+    SubBlock* sub_blocks;
+  };
+
   uint8_t* OutputPanel(int64_t query) const {
     return static_cast<uint8_t*>(b_.out) + query * vt_ * 4 * kTileBytes;
   }
@@ -113,14 +109,15 @@ class ForwardPass {
   template <FusedMode kMode>
   void Strips() {
     Strip current, next, after;
-    StripCursor cursor(sub_blocks_, keys_, queries_, chunk_, kStripPanels);
+    StripCursor cursor(scratch_.sub_blocks, keys_, queries_, chunk_,
+                       kStripPanels);
     const Strip none;
     NextStrip(cursor, next);
     NextStrip(cursor, after);
     if (next.query >= 0) {
       Fetch(next);
       Scores<kMode>(next, none);
-      ValuesAndMaxima<kMode>(none, next, MayKeepMaxima<kMode>(next));
+      ValuesAndMaxima<kMode>(none, next, maxima_.template MayKeep<kMode>(next));
     }
     Fetch(after);
     while (next.query >= 0) {
@@ -129,12 +126,14 @@ class ForwardPass {
       NextStrip(cursor, after);
       Fetch(after);
       if (!Scores<kMode>(next, current)) {
+        // S has been overwritten by that of `next`.
         Scores<kMode>(current, none);
         ValuesAndMaxima<kMode>(none, current, false);
         Scores<kMode>(next, current);
       }
       // Dropout's bits of `current` have been used.
-      ValuesAndMaxima<kMode>(current, next, MayKeepMaxima<kMode>(next));
+      ValuesAndMaxima<kMode>(current, next,
+                             maxima_.template MayKeep<kMode>(next));
     }
   }
 
@@ -146,33 +145,8 @@ class ForwardPass {
                  strip.key[strip.count - 1] + 1 - strip.key[0], strip.query, 1);
   }
 
-  uint8_t* ScoreTile(int64_t i) const { return s_ + i * 4 * kTileBytes; }
-
-  // The option is worked in with the exponentials, where all is visible.
-  static constexpr bool InExponentials(FusedMode mode) {
-    return mode == FusedMode::kAlibi || mode == FusedMode::kSoftcap;
-  }
-
-  // Whether S of a sub-block is replaced by the scores before exponentials are
-  // taken.
-  template <FusedMode kMode>
-  bool Transforms(int64_t key, int64_t query) const {
-    if (kMode == FusedMode::kBias) return true;
-    if (!InExponentials(kMode)) return false;
-    if (!At(key, query).visible()) return true;
-    return kMode == FusedMode::kAlibi && !alibi_.OneSided(key, query);
-  }
-
-  // Whether exponentials of a strip may be taken with the maxima of the strips
-  // before: most strips raise none, and to find that out takes 65 cycles a
-  // sub-block. Sums tell if one was too low.
-  template <FusedMode kMode>
-  bool MayKeepMaxima(const Strip& strip) const {
-    if (kMode != FusedMode::kPlain || strip.query < 0) return false;
-    for (int64_t i = 0; i < strip.count; ++i) {
-      if (!At(strip.key[i], strip.query).visible()) return false;
-    }
-    return HaveMaxima(static_cast<const float*>(b_.row_max) + 32 * strip.query);
+  uint8_t* ScoreTile(int64_t i) const {
+    return scratch_.s + i * 4 * kTileBytes;
   }
 
   // S of `next`, and P of `current` meanwhile; each of them may be no strip.
@@ -193,20 +167,20 @@ class ForwardPass {
       if (i < current.count) {
         const int64_t key = current.key[i], query = current.query;
         e.s = ScoreTile(i);
-        e.p = p_ + i * 2 * kTileBytes;
+        e.p = scratch_.p + i * 2 * kTileBytes;
         if (dropout_.given()) {
-          e.keep = keep_ + 64 * i;
+          e.keep = scratch_.keep + 64 * i;
         } else if (b_.score.dropout != nullptr) {
           e.keep = static_cast<const uint16_t*>(b_.score.dropout) +
-                   2 * StagedRow(key, query);
+                   2 * StagedRow(b_.score, key, query);
         }
-        e.transformed = Transforms<kMode>(key, query);
+        e.transformed = maxima_.template Transforms<kMode>(key, query);
         e.scale = e.transformed ? kLog2OfE : state.factors.scale;
-        e.max = max_;
+        e.max = maxima_.max();
         if (b_.score.bias_stream.given()) e.fetch = &fetch_;
         if (kMode == FusedMode::kAlibi && !e.transformed) {
-          e.max = alibi_.Lift(max_, key, query, lifted_);
-          e.row_penalty = alibi_.RowPenalty(key, query);
+          e.max = maxima_.alibi().Lift(e.max, key, query, lifted_);
+          e.row_penalty = maxima_.alibi().RowPenalty(key, query);
         }
       }
       if (i < next.count) {
@@ -218,7 +192,7 @@ class ForwardPass {
         if (e.s == nullptr) {
           ForwardScoreStep<Variant, kSteps, FusedMode::kNone>(
               k, q, dt_, c, pending_, state, e);
-        } else if (InExponentials(kMode) && e.transformed) {
+        } else if (maxima_.InExponentials(kMode) && e.transformed) {
           ForwardScoreStep<Variant, kSteps, FusedMode::kPlain>(
               k, q, dt_, c, pending_, state, e);
         } else {
@@ -227,7 +201,7 @@ class ForwardPass {
         }
       } else {
         if (i == next.count) Flush();
-        if (InExponentials(kMode) && e.transformed) {
+        if (maxima_.InExponentials(kMode) && e.transformed) {
           ExpAll<Variant, FusedMode::kPlain>(state, e);
         } else {
           ExpAll<Variant, kMode>(state, e);
@@ -237,7 +211,7 @@ class ForwardPass {
     if (next.count >= current.count) Flush();
     Tiles::Fence();
     if (current.query < 0) return true;
-    if (kept_ && !SumsAreLow(sum)) return false;
+    if (maxima_.kept() && !SumsAreLow(sum)) return false;
     float* l = static_cast<float*>(b_.row_sum) + 32 * current.query;
     for (int i = 0; i < 32; ++i) l[i] += sum[i];
     return true;
@@ -245,7 +219,7 @@ class ForwardPass {
 
   void Flush() {
     StorePending<Tiles>(pending_);
-    pending_ = dummy_;
+    pending_ = scratch_.dummy;
   }
 
   // What S of a strip needs before its exponentials can be taken, a quarter of
@@ -278,10 +252,7 @@ class ForwardPass {
   // if `keep`. Each may be no strip.
   template <FusedMode kMode>
   void ValuesAndMaxima(const Strip& current, const Strip& next, bool keep) {
-    __m512 max[4];
-    NoMaxima(max);
-    for (int h = 0; h < 2; ++h) _mm512_store_ps(seen_ + 16 * h, max[h]);
-    kept_ = keep;
+    maxima_.Begin(keep);
     if (kMode == FusedMode::kBias || dropout_.given()) {
       StripWork<kMode> work(*this, next, vt_ * current.count);
       if (current.query >= 0) Values(current, work);
@@ -289,167 +260,33 @@ class ForwardPass {
     } else {
       NoSideWork side;
       if (current.query >= 0) Values(current, side);
-      for (int64_t i = 0; !kept_ && i < next.count; ++i) {
-        SubBlockMaxima<kMode>(next, i, max);
-      }
-      SeeMaxima(max);
+      maxima_.template See<kMode>(next, 0, next.count);
     }
-    if (next.query >= 0) Raise<kMode>(next);
+    if (next.query < 0) return;
+    __m512 alpha[2];
+    if (maxima_.template Raise<kMode>(next.query, alpha) && !Starts(next)) {
+      ScaleQueries<Tiles>(OutputPanel(next.query), 4 * vt_, alpha);
+    }
   }
 
   template <FusedMode kMode>
   HWY_NOINLINE void Part(const Strip& strip, int64_t i, int64_t quarter) {
-    const int64_t key = strip.key[i], query = strip.query;
-    const ScoreOptions& o = b_.score;
     if (dropout_.given()) {
       for (int half = 0; half < 2; ++half) {
-        dropout_.Draw(32 * key + 8 * quarter, 32 * query + 16 * half,
-                      keep_ + 64 * i + 16 * quarter + half);
+        dropout_.Draw(32 * strip.key[i] + 8 * quarter,
+                      32 * strip.query + 16 * half,
+                      scratch_.keep + 64 * i + 16 * quarter + half);
       }
     }
-    const SubBlock& sub = At(key, query);
     if (kMode == FusedMode::kBias) {
       for (int n = 0; n < 4; ++n) fetch_.Step();
-      if (mode_ == FusedMode::kBias && sub.visible() && o.bias_stream.given()) {
-        const StreamPart part(o.bias_stream, key, query);
-        if (IsPlain(part)) {
-          const int64_t k = quarter / 2, q = quarter % 2;
-          const int64_t stride = part.matrix.query_stride;
-          AddBiasSquare(static_cast<const float*>(part.matrix.data) +
-                            16 * (q * stride + k),
-                        stride, factors_.scale,
-                        ScoreTile(i) + (2 * k + q) * kTileBytes,
-                        seen_ + 16 * q);
-          return;
-        }
-      }
+      if (maxima_.SeeBiasQuarter(strip, i, quarter)) return;
     }
-    if (quarter != 0 || kept_) return;
-    __m512 max[4];
-    NoMaxima(max);
-    SubBlockMaxima<kMode>(strip, i, max);
-    SeeMaxima(max);
-  }
-
-  static HWY_INLINE void NoMaxima(__m512 (&max)[4]) {
-    for (__m512& m : max) m = _mm512_set1_ps(-HUGE_VALF);
-  }
-  HWY_INLINE void SeeMaxima(const __m512 (&max)[4]) {
-    for (int h = 0; h < 2; ++h) {
-      _mm512_store_ps(seen_ + 16 * h,
-                      _mm512_max_ps(_mm512_max_ps(max[2 * h], max[2 * h + 1]),
-                                    _mm512_load_ps(seen_ + 16 * h)));
-    }
-  }
-
-  // The maxima of S or the scores, or what they cannot exceed, join `max` as in
-  // ColumnMaxima; S is replaced by the scores where it must be.
-  template <FusedMode kMode>
-  HWY_INLINE void SubBlockMaxima(const Strip& strip, int64_t i,
-                                 __m512 (&max)[4]) const {
-    const int64_t key = strip.key[i], query = strip.query;
-    const SubBlock& sub = At(key, query);
-    if (Transforms<kMode>(key, query) || !sub.visible()) {
-      return Transform(sub, ScoreTile(i), key, query, max);
-    }
-    if (!InExponentials(kMode)) return ColumnMaxima(ScoreTile(i), max);
-    __m512 products[4];
-    NoMaxima(products);
-    ColumnMaxima(ScoreTile(i), products);
-    for (int h = 0; h < 2; ++h) {
-      const __m512 most = _mm512_max_ps(products[2 * h], products[2 * h + 1]);
-      max[2 * h] = _mm512_max_ps(Bound<kMode>(most, key, query, h), max[2 * h]);
-    }
-  }
-
-  // What the scores of a column of a sub-block do not exceed, from the greatest
-  // product.
-  template <FusedMode kMode>
-  __m512 Bound(__m512 product, int64_t key, int64_t query, int half) const {
-    if (kMode == FusedMode::kAlibi) {
-      return alibi_.Bound(product, key, query, half);
-    }
-    return _mm512_mul_ps(TanhOfSteps(_mm512_mul_ps(
-                             product, _mm512_set1_ps(factors_.into_steps))),
-                         _mm512_set1_ps(factors_.softcap));
-  }
-
-  // Moves the running maxima on and scales what has been summed so far.
-  template <FusedMode kMode>
-  void Raise(const Strip& strip) {
-    const int64_t query = strip.query;
-    __m512 alpha[2];
-    const bool scaled =
-        RaiseMaxima(seen_, scale_, kMode == FusedMode::kBias ? 1.0f : kLog2OfE,
-                    static_cast<float*>(b_.row_max) + 32 * query,
-                    static_cast<float*>(b_.row_sum) + 32 * query, max_, alpha);
-    if (scaled && !Starts(strip)) {
-      ScaleQueries<Tiles>(OutputPanel(query), 4 * vt_, alpha);
-    }
-  }
-
-  int64_t StagedRow(int64_t key, int64_t query) const {
-    return query * b_.score.staged_key_rows + 32 * key;
-  }
-
-  void Transform(const SubBlock& sub, uint8_t* s, int64_t key, int64_t query,
-                 __m512 (&max)[4]) const {
-    const ScoreOptions& o = b_.score;
-    TransformBlock t;
-    t.s = s;
-    Ranges(sub, query, t.begin, t.end);
-    t.key = 32 * key;
-    t.bias = nullptr;
-    if (o.bias_stream.given()) {
-      t.bias = bias_;
-      TakePart(o.bias_stream, key, query, bias_);
-    } else if (o.bias != nullptr) {
-      t.bias = static_cast<const float*>(o.bias) + 32 * StagedRow(key, query);
-    }
-    if (o.query_position != nullptr) alibi_.Positions(key, query, t.position);
-    const auto run = [&](auto partial) HWY_ATTR {
-      constexpr bool kPartial = decltype(partial)::value;
-      switch (mode_) {
-        case FusedMode::kPlain:
-          return TransformScores<Variant, FusedMode::kMasked, kPartial>(
-              factors_, given_, t, max);
-        case FusedMode::kBias:
-          return TransformScores<Variant, FusedMode::kBias, kPartial>(
-              factors_, given_, t, max);
-        case FusedMode::kAlibi:
-          return TransformScores<Variant, FusedMode::kAlibi, kPartial>(
-              factors_, given_, t, max);
-        case FusedMode::kSoftcap:
-          return TransformScores<Variant, FusedMode::kSoftcap, kPartial>(
-              factors_, given_, t, max);
-        default:
-          return TransformScores<Variant, FusedMode::kGeneral, kPartial>(
-              factors_, given_, t, max);
-      }
-    };
-    if (sub.visible()) {
-      run(std::false_type());
-    } else {
-      run(std::true_type());
-    }
+    if (quarter == 0) maxima_.template See<kMode>(strip, i, i + 1);
   }
 
   // Nothing has been written to the accumulator of the strip's queries.
   bool Starts(const Strip& strip) const { return b_.first && strip.first; }
-
-  void Ranges(const SubBlock& sub, int64_t query, const float* begin[2],
-              const float* end[2]) const {
-    for (int half = 0; half < 2; ++half) {
-      begin[half] = sub.half[half] == TileState::kHidden ? all_ + 32 : all_;
-      end[half] = all_ + 32;
-      if (sub.half[half] == TileState::kPartial) {
-        begin[half] =
-            static_cast<const float*>(b_.score.visible_begin) + 32 * query;
-        end[half] =
-            static_cast<const float*>(b_.score.visible_end) + 32 * query;
-      }
-    }
-  }
 
   // O^T += V^T P^T of a strip.
   template <class Side>
@@ -457,7 +294,7 @@ class ForwardPass {
     const int64_t columns = 2 * vt_;
     uint8_t* const out = OutputPanel(strip.query);
     const bool add = !Starts(strip);
-    const StripPairs<kScore> pairs{p_, kTermBytes};
+    const StripPairs<kScore> pairs{scratch_.p, kTermBytes};
     const uint8_t* const v = static_cast<const uint8_t*>(b_.v_grad) +
                              strip.chunk * columns * kIn * kTileBytes;
     for (int64_t d = 0; d < columns; d += 2) {
@@ -476,23 +313,11 @@ class ForwardPass {
   const int64_t keys_, queries_;  // panels
   const int64_t dt_, vt_;
   const int64_t chunk_;
-  uint8_t* s_;
-  uint8_t* p_;
-  PendingTiles dummy_, pending_;
-  float* max_;  // in the unit in which exponentials are taken
-  float* all_;
-  float* bias_;     // of a sub-block of bias_stream
-  uint16_t* keep_;  // of a strip, bits of dropout_stream
-  SubBlock* sub_blocks_;
-  ScoreFactors factors_;
-  FusedMode mode_ = FusedMode::kPlain;
-  int given_ = 0;
-  float scale_ = 1.0f;  // of seen_
+  const Scratch scratch_;
+  PendingTiles pending_;
   const DropoutBits dropout_;
-  StreamFetch fetch_;           // of bias_stream
-  alignas(64) float seen_[32];  // maxima of a strip
-  bool kept_ = false;           // they were not looked for
-  const AlibiMaxima alibi_;
+  StreamFetch fetch_;  // of bias_stream
+  StripMaxima<Variant> maxima_;
   alignas(64) float lifted_[32];  // ExpBlock::max with ALiBi
 };
 

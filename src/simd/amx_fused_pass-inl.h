@@ -28,20 +28,19 @@ struct ScoreLayout {
     return (query_panels + kPanelTiles - 1) / kPanelTiles;
   }
   // Rows are a power of two apart, so that a column of tiles uses a fraction of
-  // L1's sets. So the column of a query panel is XORed with `turn`, the panel
-  // of keys: one down a chunk would use that fraction only. And P, dS and dS as
-  // right operand of a sub-block, which are written together, go to different
-  // sets (D 64: 716 -> 696 cycles a sub-block, D 128: 893 -> 844). With 8
-  // columns, where a sub-block's operands alone fill L1, that gained nothing.
+  // L1's sets. P, dS and dS as right operand of a sub-block, which are written
+  // together, go to different sets: columns are XORed with a `turn`, which
+  // differs by panel of keys too (D 64: 716 -> 696 cycles a sub-block, D 128:
+  // 893 -> 844). With 8 columns, where a sub-block's operands alone fill L1,
+  // that gained nothing.
   static HWY_INLINE int64_t Column(int64_t query_panel, int64_t turn) {
-    return (query_panel ^ turn) % kPanelTiles;
+    return (kPanelTiles <= 4 ? query_panel ^ turn : query_panel) % kPanelTiles;
   }
-  // The turns of P and dS for a panel of keys.
   static constexpr int64_t ProbabilityTurn(int64_t key_panel) {
-    return kPanelTiles <= 4 ? key_panel : 0;
+    return key_panel;
   }
   static constexpr int64_t GradientTurn(int64_t key_panel) {
-    return kPanelTiles <= 4 ? key_panel ^ 1 : 0;
+    return key_panel ^ 1;
   }
   // Offset of a slab's panel of keys in P or dS.
   static HWY_INLINE int64_t KeyPanel(int64_t panel, int64_t panels) {
@@ -52,11 +51,11 @@ struct ScoreLayout {
     return query_panel / kPanelTiles * 32 * kRow +
            Column(query_panel, turn) * 64;
   }
-  // Offset of the sub-block in a chunk's dS as right operand.
+  // Offset of the sub-block in a chunk's dS as right operand, whose columns are
+  // twice as wide. One column down a chunk would use a fraction of the sets.
   static HWY_INLINE int64_t Pairs(int64_t key_panel, int64_t query_panel,
                                   int64_t chunk_panels) {
-    const int64_t column = Column(query_panel, key_panel);
-    // 128 bytes a column here, 64 there.
+    const int64_t column = (query_panel ^ key_panel) % kPanelTiles;
     const int64_t slot =
         kPanelTiles == 4 ? (column / 2 ^ 1) + column % 2 * 2 : column;
     return (query_panel / kPanelTiles * chunk_panels + key_panel) * 16 *

@@ -1,0 +1,340 @@
+// What S of a strip needs before its exponentials are taken, in the forward
+// pass on AMX: the scores in place of S where options or masks change them, and
+// the running maxima moved on to what the strip holds.
+
+// Included for one Highway target only, amx_target.h.
+#ifndef FA2_SRC_SIMD_AMX_STRIP_MAXIMA_INL_H_
+#define FA2_SRC_SIMD_AMX_STRIP_MAXIMA_INL_H_
+
+#include <cmath>
+#include <type_traits>
+
+#include "src/simd/amx_alibi-inl.h"
+#include "src/simd/amx_elements-inl.h"
+#include "src/simd/amx_running_maxima-inl.h"
+#include "src/simd/amx_stream-inl.h"
+#include "src/simd/amx_strip-inl.h"
+#include "src/simd/amx_transpose-inl.h"
+#include "src/simd/amx_visibility.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd::HWY_NAMESPACE {
+
+// Maxima of the 32 columns of a sub-block: max[0..1] of columns 0-15, max[2..3]
+// of columns 16-31. Two chains a column, since vmaxps takes 4 cycles and two
+// start in each.
+HWY_INLINE void ColumnMaxima(const uint8_t* s, __m512 (&max)[4]) {
+  for (int row = 0; row < 16; ++row) {
+    for (int half = 0; half < 2; ++half) {
+      const uint8_t* t = s + half * 2 * kTileBytes + 64 * row;
+      // The second operand is returned when the first is NaN: a NaN reaches P,
+      // but not the maximum.
+      max[half] = _mm512_max_ps(_mm512_load_ps(t), max[half]);
+      max[2 + half] =
+          _mm512_max_ps(_mm512_load_ps(t + kTileBytes), max[2 + half]);
+    }
+  }
+}
+
+// A sub-block of S that is to be transformed.
+struct TransformBlock {
+  uint8_t* s;
+  // [key half] ranges of 32 queries, read where kPartial.
+  const float* begin[2];
+  const float* end[2];
+  int64_t key;  // first row of the block
+  const float* bias;
+  float position[32];  // of the queries, less `key`
+};
+
+// Replaces S by the score with softcap, bias and ALiBi where there are any,
+// hides what the queries do not see, and takes the maxima as ColumnMaxima does.
+template <class Variant, FusedMode kMode, bool kPartial>
+HWY_NOINLINE void TransformScores(const ScoreFactors& factors, int given,
+                                  const TransformBlock& b, __m512 (&max)[4]) {
+  const __m512 scale = _mm512_set1_ps(factors.scale);
+  for (int tile_row = 0; tile_row < 16; ++tile_row) {
+    for (int half = 0; half < 2; ++half) {
+      const int row = 16 * half + tile_row;
+      for (int h = 0; h < 2; ++h) {
+        uint8_t* at = b.s + (2 * half + h) * kTileBytes + tile_row * 64;
+        __m512 x = _mm512_load_ps(at);
+        __mmask16 visible = 0xFFFF;
+        if (kPartial) {
+          visible = VisibleQueries(b.begin[half] + 16 * h, b.end[half] + 16 * h,
+                                   b.key + row);
+        }
+        if constexpr (kMode != FusedMode::kMasked) {
+          ScoreSlopes slopes;
+          x = Score<kMode, Variant::kFast, false>(
+              factors, given, x, scale, scale, b.bias + 32 * row + 16 * h,
+              b.position + 16 * h, row, visible, slopes);
+        }
+        if (kPartial || (OptionsOf(kMode) & kHasBias) != 0) {
+          x = _mm512_mask_mov_ps(_mm512_set1_ps(-HUGE_VALF), visible, x);
+        }
+        _mm512_store_ps(at, x);
+        max[2 * h + half] = _mm512_max_ps(x, max[2 * h + half]);
+      }
+    }
+  }
+}
+
+// S scale + bias of 16 keys x 16 queries, all visible but where bias is -inf,
+// in place; rows of `bias` are queries. Maxima of the columns join `max`.
+HWY_NOINLINE inline void AddBiasSquare(const float* bias, int64_t stride,
+                                       float scale, uint8_t* s, float* max) {
+  __m512 v[16];
+  LoadColumns(bias, 4 * stride, v);
+  const __m512 factor = _mm512_set1_ps(scale);
+  __m512 max0 = _mm512_load_ps(max);
+  __m512 max1 = _mm512_set1_ps(-HUGE_VALF);
+  for (int r = 0; r < 16; r += 2) {
+    const auto add = [&](int row, __m512 most) HWY_ATTR {
+      const __mmask16 visible =
+          _mm512_cmp_ps_mask(v[row], _mm512_set1_ps(-HUGE_VALF), _CMP_NEQ_UQ);
+      const __m512 x = _mm512_mask3_fmadd_ps(_mm512_load_ps(s + 64 * row),
+                                             factor, v[row], visible);
+      _mm512_store_ps(s + 64 * row, x);
+      return _mm512_max_ps(x, most);
+    };
+    max0 = add(r, max0);
+    max1 = add(r + 1, max1);
+  }
+  _mm512_store_ps(max, _mm512_max_ps(max0, max1));
+}
+
+// The maxima of the 32 queries of the strip at hand. kMode: that of the
+// exponentials to come.
+template <class Variant>
+class StripMaxima {
+ public:
+  // S of a strip's sub-blocks is at `s`; `bias` has room for one of
+  // bias_stream. `queries` in panels.
+  StripMaxima(const ForwardBlock& block, int64_t queries,
+              const SubBlock* sub_blocks, uint8_t* s, float* bias)
+      : b_(block),
+        queries_(queries),
+        sub_blocks_(sub_blocks),
+        s_(s),
+        bias_(bias),
+        given_(GivenOptions(block.score) &
+               (kHasBias | kHasAlibi | kHasSoftcap)),
+        // A negative scale turns maxima of products into minima.
+        mode_(block.score.scale > 0.0 ? ModeOf(given_) : FusedMode::kGeneral),
+        factors_(block.score, 1.0),
+        scale_(mode_ == FusedMode::kPlain ? factors_.scale : 1.0f),
+        alibi_(block.score) {
+    for (int i = 0; i < 32; ++i) {
+      all_[i] = -HUGE_VALF;
+      all_[32 + i] = HUGE_VALF;
+    }
+  }
+
+  FusedMode mode() const { return mode_; }
+  const AlibiMaxima& alibi() const { return alibi_; }
+  // What is subtracted in the exponentials, in their unit.
+  const float* max() const { return max_; }
+  // The strip's own maxima have not been looked for.
+  bool kept() const { return kept_; }
+
+  // The option is worked in with the exponentials, where all is visible.
+  static constexpr bool InExponentials(FusedMode mode) {
+    return mode == FusedMode::kAlibi || mode == FusedMode::kSoftcap;
+  }
+
+  // Whether S of a sub-block is replaced by the scores before exponentials are
+  // taken.
+  template <FusedMode kMode>
+  bool Transforms(int64_t key, int64_t query) const {
+    if (kMode == FusedMode::kBias) return true;
+    if (!InExponentials(kMode)) return false;
+    if (!At(key, query).visible()) return true;
+    return kMode == FusedMode::kAlibi && !alibi_.OneSided(key, query);
+  }
+
+  // Whether exponentials of a strip may be taken with the maxima of the strips
+  // before: most strips raise none, and to find that out takes 65 cycles a
+  // sub-block. Sums tell if one was too low.
+  template <FusedMode kMode>
+  bool MayKeep(const Strip& strip) const {
+    if (kMode != FusedMode::kPlain || strip.query < 0) return false;
+    for (int64_t i = 0; i < strip.count; ++i) {
+      if (!At(strip.key[i], strip.query).visible()) return false;
+    }
+    return HaveMaxima(static_cast<const float*>(b_.row_max) + 32 * strip.query);
+  }
+
+  // Before a strip is seen; if `keep`, it need not be.
+  void Begin(bool keep) {
+    kept_ = keep;
+    for (int h = 0; h < 2; ++h) {
+      _mm512_store_ps(seen_ + 16 * h, _mm512_set1_ps(-HUGE_VALF));
+    }
+  }
+
+  // Sub-blocks [first, last) of the strip.
+  template <FusedMode kMode>
+  HWY_INLINE void See(const Strip& strip, int64_t first, int64_t last) {
+    if (kept_) return;
+    __m512 max[4];
+    NoMaxima(max);
+    for (int64_t i = first; i < last; ++i) {
+      SubBlockMaxima<kMode>(strip, i, max);
+    }
+    for (int h = 0; h < 2; ++h) {
+      _mm512_store_ps(seen_ + 16 * h,
+                      _mm512_max_ps(_mm512_max_ps(max[2 * h], max[2 * h + 1]),
+                                    _mm512_load_ps(seen_ + 16 * h)));
+    }
+  }
+
+  // A quarter of sub-block i where all there is to do is to add a bias that
+  // lies as this wants it, else nothing: whether it was so.
+  bool SeeBiasQuarter(const Strip& strip, int64_t i, int64_t quarter) {
+    const int64_t key = strip.key[i], query = strip.query;
+    const ScoreStream& bias = b_.score.bias_stream;
+    if (mode_ != FusedMode::kBias || !At(key, query).visible() ||
+        !bias.given()) {
+      return false;
+    }
+    const StreamPart part(bias, key, query);
+    if (!IsPlain(part)) return false;
+    const int64_t k = quarter / 2, q = quarter % 2;
+    const int64_t stride = part.matrix.query_stride;
+    AddBiasSquare(
+        static_cast<const float*>(part.matrix.data) + 16 * (q * stride + k),
+        stride, factors_.scale, ScoreTile(i) + (2 * k + q) * kTileBytes,
+        seen_ + 16 * q);
+    return true;
+  }
+
+  // Moves the running maxima on. Whether what has been summed for the queries
+  // is to be multiplied by `alpha`.
+  template <FusedMode kMode>
+  bool Raise(int64_t query, __m512 (&alpha)[2]) {
+    return RaiseMaxima(
+        seen_, scale_, kMode == FusedMode::kBias ? 1.0f : kLog2OfE,
+        static_cast<float*>(b_.row_max) + 32 * query,
+        static_cast<float*>(b_.row_sum) + 32 * query, max_, alpha);
+  }
+
+ private:
+  const SubBlock& At(int64_t key, int64_t query) const {
+    return sub_blocks_[key * queries_ + query];
+  }
+  uint8_t* ScoreTile(int64_t i) const { return s_ + i * 4 * kTileBytes; }
+
+  static HWY_INLINE void NoMaxima(__m512 (&max)[4]) {
+    for (__m512& m : max) m = _mm512_set1_ps(-HUGE_VALF);
+  }
+
+  // The maxima of S or the scores, or what they cannot exceed, join `max` as in
+  // ColumnMaxima; S is replaced by the scores where it must be.
+  template <FusedMode kMode>
+  HWY_INLINE void SubBlockMaxima(const Strip& strip, int64_t i,
+                                 __m512 (&max)[4]) const {
+    const int64_t key = strip.key[i], query = strip.query;
+    const SubBlock& sub = At(key, query);
+    if (Transforms<kMode>(key, query) || !sub.visible()) {
+      return Transform(sub, ScoreTile(i), key, query, max);
+    }
+    if (!InExponentials(kMode)) return ColumnMaxima(ScoreTile(i), max);
+    __m512 products[4];
+    NoMaxima(products);
+    ColumnMaxima(ScoreTile(i), products);
+    for (int h = 0; h < 2; ++h) {
+      const __m512 most = _mm512_max_ps(products[2 * h], products[2 * h + 1]);
+      max[2 * h] = _mm512_max_ps(Bound<kMode>(most, key, query, h), max[2 * h]);
+    }
+  }
+
+  // What the scores of a column of a sub-block do not exceed, from the greatest
+  // product.
+  template <FusedMode kMode>
+  __m512 Bound(__m512 product, int64_t key, int64_t query, int half) const {
+    if (kMode == FusedMode::kAlibi) {
+      return alibi_.Bound(product, key, query, half);
+    }
+    return _mm512_mul_ps(TanhOfSteps(_mm512_mul_ps(
+                             product, _mm512_set1_ps(factors_.into_steps))),
+                         _mm512_set1_ps(factors_.softcap));
+  }
+
+  void Transform(const SubBlock& sub, uint8_t* s, int64_t key, int64_t query,
+                 __m512 (&max)[4]) const {
+    const ScoreOptions& o = b_.score;
+    TransformBlock t;
+    t.s = s;
+    Ranges(sub, query, t.begin, t.end);
+    t.key = 32 * key;
+    t.bias = nullptr;
+    if (o.bias_stream.given()) {
+      t.bias = bias_;
+      TakePart(o.bias_stream, key, query, bias_);
+    } else if (o.bias != nullptr) {
+      t.bias = static_cast<const float*>(o.bias) +
+               32 * StagedRow(b_.score, key, query);
+    }
+    if (o.query_position != nullptr) alibi_.Positions(key, query, t.position);
+    const auto run = [&](auto partial) HWY_ATTR {
+      constexpr bool kPartial = decltype(partial)::value;
+      switch (mode_) {
+        case FusedMode::kPlain:
+          return TransformScores<Variant, FusedMode::kMasked, kPartial>(
+              factors_, given_, t, max);
+        case FusedMode::kBias:
+          return TransformScores<Variant, FusedMode::kBias, kPartial>(
+              factors_, given_, t, max);
+        case FusedMode::kAlibi:
+          return TransformScores<Variant, FusedMode::kAlibi, kPartial>(
+              factors_, given_, t, max);
+        case FusedMode::kSoftcap:
+          return TransformScores<Variant, FusedMode::kSoftcap, kPartial>(
+              factors_, given_, t, max);
+        default:
+          return TransformScores<Variant, FusedMode::kGeneral, kPartial>(
+              factors_, given_, t, max);
+      }
+    };
+    if (sub.visible()) {
+      run(std::false_type());
+    } else {
+      run(std::true_type());
+    }
+  }
+
+  void Ranges(const SubBlock& sub, int64_t query, const float* begin[2],
+              const float* end[2]) const {
+    for (int half = 0; half < 2; ++half) {
+      begin[half] = sub.half[half] == TileState::kHidden ? all_ + 32 : all_;
+      end[half] = all_ + 32;
+      if (sub.half[half] == TileState::kPartial) {
+        begin[half] =
+            static_cast<const float*>(b_.score.visible_begin) + 32 * query;
+        end[half] =
+            static_cast<const float*>(b_.score.visible_end) + 32 * query;
+      }
+    }
+  }
+
+  const ForwardBlock& b_;
+  const int64_t queries_;  // panels
+  const SubBlock* const sub_blocks_;
+  uint8_t* const s_;
+  float* const bias_;
+  const int given_;
+  const FusedMode mode_;
+  const ScoreFactors factors_;
+  const float scale_;  // of seen_
+  const AlibiMaxima alibi_;
+  alignas(64) float seen_[32];
+  alignas(64) float max_[32];
+  float all_[64];  // ranges of visible rows: begin of all, end of all
+  bool kept_ = false;
+};
+
+}  // namespace fa2::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // FA2_SRC_SIMD_AMX_STRIP_MAXIMA_INL_H_
