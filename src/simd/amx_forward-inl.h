@@ -127,6 +127,7 @@ class ForwardPass {
       Fetch(after);
       if (!Scores<kMode>(next, current)) {
         // S has been overwritten by that of `next`.
+        maxima_.KeepNoMore();
         Scores<kMode>(current, none);
         ValuesAndMaxima<kMode>(none, current, false);
         Scores<kMode>(next, current);

@@ -158,12 +158,19 @@ class StripMaxima {
   // sub-block. Sums tell if one was too low.
   template <FusedMode kMode>
   bool MayKeep(const Strip& strip) const {
-    if (kMode != FusedMode::kPlain || strip.query < 0) return false;
+    if (!may_keep_ || strip.query < 0) return false;
     for (int64_t i = 0; i < strip.count; ++i) {
-      if (!At(strip.key[i], strip.query).visible()) return false;
+      if (!At(strip.key[i], strip.query).visible() ||
+          Transforms<kMode>(strip.key[i], strip.query)) {
+        return false;
+      }
     }
     return HaveMaxima(static_cast<const float*>(b_.row_max) + 32 * strip.query);
   }
+
+  // After maxima that were too low: where scores grow along the keys, as with
+  // ALiBi, it would be so strip after strip, and a strip done twice costs more.
+  void KeepNoMore() { may_keep_ = false; }
 
   // Before a strip is seen; if `keep`, it need not be.
   void Begin(bool keep) {
@@ -332,6 +339,7 @@ class StripMaxima {
   alignas(64) float max_[32];
   float all_[64];  // ranges of visible rows: begin of all, end of all
   bool kept_ = false;
+  bool may_keep_ = true;
 };
 
 }  // namespace fa2::simd::HWY_NAMESPACE

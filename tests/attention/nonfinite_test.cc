@@ -301,13 +301,16 @@ TEST(AttentionNonfinite, ScoresGrowAlongTheKeys) {
   };
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (size_t i = 0; i < growths.size(); ++i) {
-      for (const double dropout_p : {0.0, 0.25}) {
+      for (const std::string option : {"", "dropout", "alibi", "softcap"}) {
+        SCOPED_TRACE(option);
         AttentionCase c;
         c.dtype = dtype;
         c.nq = 70;
         c.nk = 620;
         c.head_dim = c.value_dim = 64;
-        c.dropout_p = dropout_p;
+        c.dropout_p = option == "dropout" ? 0.25 : 0.0;
+        c.alibi = option == "alibi";
+        c.softcap = option == "softcap" ? 30.0 : 0.0;
         c.want_dq = c.want_dk = c.want_dv = false;
         c.causal = i % 2 == 0 ? Causal::kNone : Causal::kBottomRight;
         // The score is the sum of scale q k, scale being 1/8.
