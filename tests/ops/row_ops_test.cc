@@ -404,6 +404,7 @@ TEST_P(RowOps, SecondCallAllocatesNothing) {
   args.weight = weight.view();
   args.dweight = dweight.view();
   const auto context = MakeContext("", 2);
+  ASSERT_NE(context, nullptr);
   ExpectOk(RmsNormBackward(args, context.get()));
   const size_t count = context->AllocationCount();
   EXPECT_GT(count, 0u);
