@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <string>
 #include <thread>
 #include <vector>
@@ -381,6 +382,20 @@ TEST(AttentionEdge, KeepMaskIsThePhiloxMapping) {
       });
       EXPECT_EQ(wrong, 0) << "p " << p << " offset " << offset;
     }
+  }
+}
+
+// Kernels may flush subnormals while they run; the caller's arithmetic is its
+// own.
+TEST(AttentionEdge, SubnormalsAreTheCallersAgain) {
+  const Contexts contexts({1, 2});
+  for (const DType dtype : AllTypes()) {
+    ExpectAttention(BaseCase(dtype), contexts.list());
+    volatile float x = std::numeric_limits<float>::min();
+    x = x * 0.5f;
+    EXPECT_GT(x, 0.0f);
+    x = x * 2.0f;
+    EXPECT_EQ(x, std::numeric_limits<float>::min());
   }
 }
 
