@@ -63,10 +63,10 @@ class BackwardPass {
         if (dropout_.given() || b_.score.bias_stream.given()) {
           if (slab_end < keys_) dropout_.Begin(32 * slab_end);
           OptionsToCome side{dropout_, fetch_};
-          KeyGradients(chunk, slab, slab_end, side);
+          KeyGradients(slab, slab_end, side);
         } else {
           NoSideWork side;
-          KeyGradients(chunk, slab, slab_end, side);
+          KeyGradients(slab, slab_end, side);
         }
       }
       QueryGradient(chunk, chunk_end);
@@ -144,10 +144,6 @@ class BackwardPass {
       s_.tile_start[i] = late ? 0.0f : -delta[i];
       s_.late_delta[i] = late ? -delta[i] : 0.0f;
     }
-    for (int i = 0; i < 32; ++i) {
-      s_.everything[i] = -HUGE_VALF;
-      s_.everything[32 + i] = HUGE_VALF;
-    }
     std::fill_n(s_.all_visible, 64, uint16_t{0xFFFF});
     ClassifySubBlocks(b_, queries_, s_.sub_blocks);
   }
@@ -162,34 +158,14 @@ class BackwardPass {
   void Place(int64_t chunk, int64_t slab, int64_t key, int64_t query,
              FusedBlock& f) const {
     const int64_t panel = Layout::KeyPanel(key - slab, panels_);
-    f.p = s_.p + panel +
-          Layout::Rows(query, Layout::ProbabilityTurn(key - chunk));
-    f.ds =
-        s_.ds + panel + Layout::Rows(query, Layout::GradientTurn(key - chunk));
+    f.p = s_.p + panel + Layout::Rows(query, key);
+    f.ds = s_.ds + panel + Layout::Rows(query, key ^ Layout::kGradientTurn);
     f.ds_pairs = s_.pairs + Layout::Pairs(key - chunk, query, chunk_);
     f.lse2 = s_.lse2 + 32 * query;
     f.lse = static_cast<const float*>(b_.lse) + 32 * query;
     f.key = 32 * key;
     f.query = 32 * query;
-    const SubBlock& sub = At(key, query);
-    for (int half = 0; half < 2; ++half) {
-      switch (sub.half[half]) {
-        case TileState::kVisible:
-          f.begin[half] = s_.everything;
-          f.end[half] = s_.everything + 32;
-          break;
-        case TileState::kHidden:
-          f.begin[half] = s_.everything + 32;
-          f.end[half] = s_.everything + 32;
-          break;
-        case TileState::kPartial:
-          f.begin[half] =
-              static_cast<const float*>(b_.score.visible_begin) + 32 * query;
-          f.end[half] =
-              static_cast<const float*>(b_.score.visible_end) + 32 * query;
-          break;
-      }
-    }
+    VisibleRanges(At(key, query), b_.score, query, f.begin, f.end);
   }
 
   // The same for modes with options.
@@ -361,45 +337,42 @@ class BackwardPass {
   }
 
   template <class Side>
-  void KeyGradients(int64_t chunk, int64_t slab, int64_t slab_end,
-                    Side& side) const {
+  void KeyGradients(int64_t slab, int64_t slab_end, Side& side) const {
     PendingTiles pending = dummy_;
-    for (int64_t key = slab; key < slab_end; ++key) {
-      const int64_t panel = Layout::KeyPanel(key - slab, panels_);
-      const int64_t turn = Layout::ProbabilityTurn(key - chunk);
-      KeyGradient<kP>({s_.p + panel, s_.slab_bytes, turn}, b_.dout_grad, vt_,
-                      key, b_.add_to_dv, b_.dv, pending, side);
-    }
-    for (int64_t key = slab; key < slab_end; ++key) {
-      const int64_t panel = Layout::KeyPanel(key - slab, panels_);
-      const int64_t turn = Layout::GradientTurn(key - chunk);
-      KeyGradient<kDs>({s_.ds + panel, s_.slab_bytes, turn}, b_.q_grad, dt_,
-                       key, b_.add_to_dk, b_.dk, pending, side);
-    }
+    KeyGradient<kP>(s_.p, 0, b_.dout_grad, vt_, slab, slab_end, b_.add_to_dv,
+                    b_.dv, pending, side);
+    KeyGradient<kDs>(s_.ds, Layout::kGradientTurn, b_.q_grad, dt_, slab,
+                     slab_end, b_.add_to_dk, b_.dk, pending, side);
     StorePending<Tiles>(pending);
   }
 
-  // dV (P, dO) or dK (dS, Q) of a panel of keys.
+  // dV (P, dO) or dK (dS, Q) of a slab.
   template <int kTerms, class Side>
-  void KeyGradient(const SlabRows<kTerms, kPanelTiles>& left, const void* right,
-                   int64_t depth_tiles, int64_t key, bool add,
-                   void* accumulator, PendingTiles& pending, Side& side) const {
+  void KeyGradient(const uint8_t* left, int64_t turn, const void* right,
+                   int64_t depth_tiles, int64_t slab, int64_t slab_end,
+                   bool add, void* accumulator, PendingTiles& pending,
+                   Side& side) const {
     if (accumulator == nullptr) return;
     const int64_t columns = 2 * depth_tiles;
     const uint8_t* const r = static_cast<const uint8_t*>(right);
-    int64_t first = 0, last = queries_;
-    while (first < last && At(key, first).hidden()) ++first;
-    while (first < last && At(key, last - 1).hidden()) --last;
-    uint8_t* c =
-        static_cast<uint8_t*>(accumulator) + 2 * key * columns * kTileBytes;
-    for (int64_t d = 0; d < columns; d += 2) {
-      const TileStrip<kIn, true> strip{r + d * queries_ * kTileBytes,
-                                       columns * queries_ * kTileBytes,
-                                       queries_ * kTileBytes};
-      ProductOrZero<Variant>(
-          left, strip, first, last, add,
-          {c + d * kTileBytes, columns * kTileBytes, kTileBytes}, pending,
-          side);
+    for (int64_t key = slab; key < slab_end; ++key) {
+      int64_t first = 0, last = queries_;
+      while (first < last && At(key, first).hidden()) ++first;
+      while (first < last && At(key, last - 1).hidden()) --last;
+      const SlabRows<kTerms, kPanelTiles> a{
+          left + Layout::KeyPanel(key - slab, panels_), s_.slab_bytes,
+          key ^ turn};
+      uint8_t* c =
+          static_cast<uint8_t*>(accumulator) + 2 * key * columns * kTileBytes;
+      for (int64_t d = 0; d < columns; d += 2) {
+        const TileStrip<kIn, true> strip{r + d * queries_ * kTileBytes,
+                                         columns * queries_ * kTileBytes,
+                                         queries_ * kTileBytes};
+        ProductOrZero<Variant>(
+            a, strip, first, last, add,
+            {c + d * kTileBytes, columns * kTileBytes, kTileBytes}, pending,
+            side);
+      }
     }
   }
 

@@ -62,7 +62,6 @@ struct BackwardScratch {
   float* lse2;
   float* tile_start;
   float* late_delta;
-  float* everything;      // begin and end of rows that see all, and none
   float* position;        // of a sub-block's queries, less its first key
   uint16_t* all_visible;  // bits of a sub-block: all
   uint16_t* visible;      // some
@@ -95,8 +94,7 @@ struct BackwardScratch {
     lse2 = reinterpret_cast<float*>(take(query_panels * 128));
     tile_start = reinterpret_cast<float*>(take(query_panels * 128));
     late_delta = reinterpret_cast<float*>(take(query_panels * 128));
-    everything = reinterpret_cast<float*>(take(6 * 128));
-    position = everything + 3 * 32;
+    position = reinterpret_cast<float*>(take(3 * 128));
     all_visible = reinterpret_cast<uint16_t*>(position + 32);
     visible = all_visible + 64;
     bias = reinterpret_cast<float*>(take(kStreamElements * 4));

@@ -146,10 +146,6 @@ class ForwardPass {
                  strip.key[strip.count - 1] + 1 - strip.key[0], strip.query, 1);
   }
 
-  uint8_t* ScoreTile(int64_t i) const {
-    return scratch_.s + i * 4 * kTileBytes;
-  }
-
   // S of `next`, and P of `current` meanwhile; each of them may be no strip.
   // They share the buffer of S: a sub-block of `next` arrives where one of
   // `current` has just been read. False if the maxima kept for `current` were
@@ -167,7 +163,7 @@ class ForwardPass {
       ExpBlock e;
       if (i < current.count) {
         const int64_t key = current.key[i], query = current.query;
-        e.s = ScoreTile(i);
+        e.s = maxima_.ScoreTile(i);
         e.p = scratch_.p + i * 2 * kTileBytes;
         if (dropout_.given()) {
           e.keep = scratch_.keep + 64 * i;
@@ -189,7 +185,7 @@ class ForwardPass {
             static_cast<const uint8_t*>(b_.k_score) + next.key[i] * panel;
         const uint8_t* const q =
             static_cast<const uint8_t*>(b_.q_score) + next.query * panel;
-        const PendingTiles c{ScoreTile(i), 2 * kTileBytes, kTileBytes};
+        const PendingTiles c{maxima_.ScoreTile(i), 2 * kTileBytes, kTileBytes};
         if (e.s == nullptr) {
           ForwardScoreStep<Variant, kSteps, FusedMode::kNone>(
               k, q, dt_, c, pending_, state, e);

@@ -29,18 +29,13 @@ struct ScoreLayout {
   }
   // Rows are a power of two apart, so that a column of tiles uses a fraction of
   // L1's sets. P, dS and dS as right operand of a sub-block, which are written
-  // together, go to different sets: columns are XORed with a `turn`, which
-  // differs by panel of keys too (D 64: 716 -> 696 cycles a sub-block, D 128:
-  // 893 -> 844). With 8 columns, where a sub-block's operands alone fill L1,
-  // that gained nothing.
+  // together, go to different sets: columns are XORed with a `turn`, the panel
+  // of keys, and dS's with one more (D 64: 716 -> 696 cycles a sub-block, D
+  // 128: 893 -> 844). With 8 columns, where a sub-block's operands alone fill
+  // L1, that gained nothing.
+  static constexpr int64_t kGradientTurn = 1;
   static HWY_INLINE int64_t Column(int64_t query_panel, int64_t turn) {
     return (kPanelTiles <= 4 ? query_panel ^ turn : query_panel) % kPanelTiles;
-  }
-  static constexpr int64_t ProbabilityTurn(int64_t key_panel) {
-    return key_panel;
-  }
-  static constexpr int64_t GradientTurn(int64_t key_panel) {
-    return key_panel ^ 1;
   }
   // Offset of a slab's panel of keys in P or dS.
   static HWY_INLINE int64_t KeyPanel(int64_t panel, int64_t panels) {

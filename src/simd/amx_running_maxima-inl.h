@@ -47,14 +47,17 @@ HWY_INLINE bool RaiseMaxima(const float* seen, float scale, float unit,
     const __mmask16 raise = _mm512_cmp_ps_mask(
         scores, _mm512_add_ps(old, _mm512_set1_ps(5.5f)), _CMP_GT_OQ);
     const __m512 now = _mm512_mask_mov_ps(old, raise, scores);
-    alpha[h] =
-        _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), raise,
-                           Exp2<6>(_mm512_mul_ps(_mm512_sub_ps(old, now),
-                                                 _mm512_set1_ps(1.44269504f))));
-    scaled |= raise != 0;
-    _mm512_storeu_ps(m + 16 * h, now);
-    _mm512_storeu_ps(l + 16 * h,
-                     _mm512_mul_ps(_mm512_loadu_ps(l + 16 * h), alpha[h]));
+    alpha[h] = _mm512_set1_ps(1.0f);
+    if (raise != 0) {
+      alpha[h] = _mm512_mask_mov_ps(
+          alpha[h], raise,
+          Exp2<6>(_mm512_mul_ps(_mm512_sub_ps(old, now),
+                                _mm512_set1_ps(1.44269504f))));
+      _mm512_storeu_ps(l + 16 * h,
+                       _mm512_mul_ps(_mm512_loadu_ps(l + 16 * h), alpha[h]));
+      _mm512_storeu_ps(m + 16 * h, now);
+      scaled = true;
+    }
     // Queries that have seen nothing: exp2(-inf - 0) = 0.
     const __mmask16 seen_any =
         _mm512_cmp_ps_mask(now, _mm512_set1_ps(-HUGE_VALF), _CMP_NEQ_UQ);

@@ -124,15 +124,12 @@ class StripMaxima {
         mode_(block.score.scale > 0.0 ? ModeOf(given_) : FusedMode::kGeneral),
         factors_(block.score, 1.0),
         scale_(mode_ == FusedMode::kPlain ? factors_.scale : 1.0f),
-        alibi_(block.score) {
-    for (int i = 0; i < 32; ++i) {
-      all_[i] = -HUGE_VALF;
-      all_[32 + i] = HUGE_VALF;
-    }
-  }
+        alibi_(block.score) {}
 
   FusedMode mode() const { return mode_; }
   const AlibiMaxima& alibi() const { return alibi_; }
+  // S of sub-block i of the strip.
+  uint8_t* ScoreTile(int64_t i) const { return s_ + i * 4 * kTileBytes; }
   // What is subtracted in the exponentials, in their unit.
   const float* max() const { return max_; }
   // The strip's own maxima have not been looked for.
@@ -230,7 +227,6 @@ class StripMaxima {
   const SubBlock& At(int64_t key, int64_t query) const {
     return sub_blocks_[key * queries_ + query];
   }
-  uint8_t* ScoreTile(int64_t i) const { return s_ + i * 4 * kTileBytes; }
 
   static HWY_INLINE void NoMaxima(__m512 (&max)[4]) {
     for (__m512& m : max) m = _mm512_set1_ps(-HUGE_VALF);
@@ -273,15 +269,15 @@ class StripMaxima {
     const ScoreOptions& o = b_.score;
     TransformBlock t;
     t.s = s;
-    Ranges(sub, query, t.begin, t.end);
+    VisibleRanges(sub, o, query, t.begin, t.end);
     t.key = 32 * key;
     t.bias = nullptr;
     if (o.bias_stream.given()) {
       t.bias = bias_;
       TakePart(o.bias_stream, key, query, bias_);
     } else if (o.bias != nullptr) {
-      t.bias = static_cast<const float*>(o.bias) +
-               32 * StagedRow(b_.score, key, query);
+      t.bias =
+          static_cast<const float*>(o.bias) + 32 * StagedRow(o, key, query);
     }
     if (o.query_position != nullptr) alibi_.Positions(key, query, t.position);
     const auto run = [&](auto partial) HWY_ATTR {
@@ -311,20 +307,6 @@ class StripMaxima {
     }
   }
 
-  void Ranges(const SubBlock& sub, int64_t query, const float* begin[2],
-              const float* end[2]) const {
-    for (int half = 0; half < 2; ++half) {
-      begin[half] = sub.half[half] == TileState::kHidden ? all_ + 32 : all_;
-      end[half] = all_ + 32;
-      if (sub.half[half] == TileState::kPartial) {
-        begin[half] =
-            static_cast<const float*>(b_.score.visible_begin) + 32 * query;
-        end[half] =
-            static_cast<const float*>(b_.score.visible_end) + 32 * query;
-      }
-    }
-  }
-
   const ForwardBlock& b_;
   const int64_t queries_;  // panels
   const SubBlock* const sub_blocks_;
@@ -337,7 +319,6 @@ class StripMaxima {
   const AlibiMaxima alibi_;
   alignas(64) float seen_[32];
   alignas(64) float max_[32];
-  float all_[64];  // ranges of visible rows: begin of all, end of all
   bool kept_ = false;
   bool may_keep_ = true;
 };

@@ -3,6 +3,7 @@
 #ifndef FA2_SRC_SIMD_AMX_VISIBILITY_H_
 #define FA2_SRC_SIMD_AMX_VISIBILITY_H_
 
+#include <cmath>
 #include <cstdint>
 
 #include "src/simd/engine.h"
@@ -52,6 +53,33 @@ inline void ClassifySubBlocks(const Block& block, int64_t queries,
   };
   for (int64_t k = 0; k < keys; ++k) mark(k * queries, 1, queries);
   for (int64_t q = 0; q < queries; ++q) mark(q, queries, keys);
+}
+
+// Ranges of 32 queries that see all keys; from end to end, of none.
+struct AllKeys {
+  constexpr AllKeys() {
+    for (float& x : begin) x = -HUGE_VALF;
+    for (float& x : end) x = HUGE_VALF;
+  }
+  float begin[32] = {};
+  float end[32] = {};
+};
+inline constexpr AllKeys kAllKeys;
+
+// The keys that the 32 queries of panel `query` see of each half of a
+// sub-block: [begin, end), in rows of the block.
+inline void VisibleRanges(const SubBlock& sub, const ScoreOptions& o,
+                          int64_t query, const float* begin[2],
+                          const float* end[2]) {
+  for (int half = 0; half < 2; ++half) {
+    begin[half] =
+        sub.half[half] == TileState::kHidden ? kAllKeys.end : kAllKeys.begin;
+    end[half] = kAllKeys.end;
+    if (sub.half[half] == TileState::kPartial) {
+      begin[half] = static_cast<const float*>(o.visible_begin) + 32 * query;
+      end[half] = static_cast<const float*>(o.visible_end) + 32 * query;
+    }
+  }
 }
 
 }  // namespace fa2::simd
