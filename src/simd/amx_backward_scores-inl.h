@@ -22,16 +22,18 @@ struct ScoreOperands {
   int64_t qk_half;
   int64_t vo_half;
   const float* tile_start;  // of dP: -delta, 32 queries
-  uint8_t* s[2][2];
-  uint8_t* dp[2][2];  // where dP of the sub-block before goes
-  int64_t steps_qk;   // head dim / 32
+  uint8_t* lead[2][2];      // where the first of both products goes
+  uint8_t* follow[2][2];    // and the second of the sub-block before
+  int64_t steps_qk;         // head dim / 32
   int64_t steps_vo;
 };
 
 // The loop over the steps of both products, with the fused pass's row pairs in
 // the slots after each tile product, as many as keep pace. kSteps is the head
-// dim / 32 of both products, or 0 for any, read at run time.
-template <class Variant, int kPanelTiles, FusedMode kMode, int kSteps>
+// dim / 32 of both products, or 0 for any, read at run time. kLead is the
+// product that comes first, 0 (S) or 1 (dP).
+template <class Variant, int kPanelTiles, FusedMode kMode, int kSteps,
+          int kLead>
 struct ScoreLoop {
   using Tiles = typename Variant::Tiles;
   static constexpr int kTerms = Variant::kInputTerms;
@@ -121,13 +123,12 @@ struct ScoreLoop {
   // The first four tile products, between which the results of the product
   // before leave, since the tile unit would wait for them; and between those
   // stores row pairs, as soon as they may (D 64: 701 -> 654 cycles a
-  // sub-block). The first half of them reads the rows of dP that the first two
-  // stores of the product of S are of; which half is not known where kSteps is
-  // 0.
+  // sub-block). The first half of them reads the rows that the first two stores
+  // of the leading product are of; which half is not known where kSteps is 0.
   template <int kProduct, class Base>
   HWY_INLINE void StartProduct(Base base, __m512 scale, __m512 lse0,
                                __m512 lse1) const {
-    constexpr int kAfter = kSteps == 0 ? 3 : kProduct == 0 ? 1 : 0;
+    constexpr int kAfter = kSteps == 0 ? 3 : kProduct == kLead ? 1 : 0;
     Start<kProduct, 0, 4, 6, 0, 0>();
     if constexpr (kAfter == 0) Rows<0>(base, scale, lse0, lse1);
     Start<kProduct, 1, 4, 7, 0, 1>();
@@ -151,11 +152,11 @@ struct ScoreLoop {
   // Stores what the product before left and gives this one its first value.
   template <int kProduct, int kC, int kKeyHalf, int kQueryHalf>
   HWY_INLINE void Clear() const {
+    Tiles::template Store<kC>(
+        (kProduct == kLead ? o.follow : o.lead)[kKeyHalf][kQueryHalf]);
     if constexpr (kProduct == 0) {
-      Tiles::template Store<kC>(o.dp[kKeyHalf][kQueryHalf]);
       Tiles::template Zero<kC>();
     } else {
-      Tiles::template Store<kC>(o.s[kKeyHalf][kQueryHalf]);
       Tiles::template Load<kC>(o.tile_start + 16 * kQueryHalf, 0);
     }
   }
@@ -171,9 +172,9 @@ struct ScoreLoop {
   HWY_INLINE void FixedSteps(__m512 scale, __m512 lse0, __m512 lse1,
                              std::integer_sequence<int, kStep...>) const {
     (StepPairs<kProduct>(
-         kProduct == 0 ? kStep : kStep ^ kSwap,
-         Const<kProduct * kSteps * kStepSlots<0> +
-               kStep * kStepSlots<kProduct>>(),
+         kProduct == kLead ? kStep : kStep ^ kSwap,
+         Const<(kProduct == kLead ? 0 : kSteps * kStepSlots<kLead>)+kStep *
+               kStepSlots<kProduct>>(),
          kStep == 0, scale, lse0, lse1,
          std::make_integer_sequence<int, Pairs<kProduct>::kCount>()),
      ...);
@@ -202,12 +203,13 @@ struct ScoreLoop {
   }
 };
 
-// S and dP of one sub-block; dP stays in tile registers 0-3, to be stored by
-// the next call. `fused` is the sub-block before.
-template <class Variant, int kPanelTiles, FusedMode kMode, int kSteps>
+// S and dP of one sub-block; the second of them stays in tile registers 0-3, to
+// be stored by the next call. `fused` is the sub-block before.
+template <class Variant, int kPanelTiles, FusedMode kMode, int kSteps,
+          int kLead>
 HWY_NOINLINE void ScoreStep(const ScoreOperands& o, const FusedContext& c,
                             const FusedBlock& fused) {
-  using Loop = ScoreLoop<Variant, kPanelTiles, kMode, kSteps>;
+  using Loop = ScoreLoop<Variant, kPanelTiles, kMode, kSteps, kLead>;
   const Loop loop{o, c, fused,
                   o.steps_qk * Loop::template kStepSlots<0> +
                       o.steps_vo * Loop::template kStepSlots<1>};
@@ -217,8 +219,8 @@ HWY_NOINLINE void ScoreStep(const ScoreOperands& o, const FusedContext& c,
     lse0 = _mm512_loadu_ps(fused.Lse<Variant>(kMode));
     lse1 = _mm512_loadu_ps(fused.Lse<Variant>(kMode) + 16);
   }
-  loop.template RunProduct<0>(scale, lse0, lse1);
-  loop.template RunProduct<1>(scale, lse0, lse1);
+  loop.template RunProduct<kLead>(scale, lse0, lse1);
+  loop.template RunProduct<1 - kLead>(scale, lse0, lse1);
   if (kMode != FusedMode::kNone && loop.slots == 0) {
     FuseAll<Variant, kPanelTiles, kMode>(c, fused);
   }
