@@ -14,8 +14,8 @@
 #ifndef FA2_SRC_SIMD_AMX_BACKWARD_INL_H_
 #define FA2_SRC_SIMD_AMX_BACKWARD_INL_H_
 
+#include "src/simd/amx_backward_gradients-inl.h"
 #include "src/simd/amx_backward_scores-inl.h"
-#include "src/simd/amx_backward_scratch-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
@@ -52,7 +52,7 @@ class BackwardPass {
         slab_(SlabPanels(block.score, panels_)),
         s_(AlignPage(block.scratch), block.keys, block.queries, kP, kDs,
            chunk_),
-        dummy_{s_.tiles, 0, 0},
+        gradients_(block, s_, queries_, panels_, chunk_),
         dropout_(block.score, queries_, s_.keep) {}
 
   void Run() {
@@ -70,13 +70,13 @@ class BackwardPass {
         if (dropout_.given() || b_.score.bias_stream.given()) {
           if (slab_end < keys_) dropout_.Begin(32 * slab_end);
           OptionsToCome side{dropout_, fetch_};
-          KeyGradients(slab, slab_end, side);
+          gradients_.Keys(slab, slab_end, side);
         } else {
           NoSideWork side;
-          KeyGradients(slab, slab_end, side);
+          gradients_.Keys(slab, slab_end, side);
         }
       }
-      QueryGradient(chunk, chunk_end);
+      gradients_.Queries(chunk, chunk_end);
     }
     Tiles::End();
     // Stores past the caches wait for nobody: whoever is told that the block is
@@ -350,92 +350,6 @@ class BackwardPass {
     }
   }
 
-  template <class Side>
-  void KeyGradients(int64_t slab, int64_t slab_end, Side& side) const {
-    PendingTiles pending = dummy_;
-    const PendingTiles dk = KeyTiles(b_.dk, dt_, slab);
-    KeyGradient<kP>(s_.p, 0, b_.dout_grad, vt_, slab, slab_end, b_.add_to_dv,
-                    KeyTiles(b_.dv, vt_, slab), dk, pending, side);
-    KeyGradient<kDs>(s_.ds, Layout::kGradientTurn, b_.q_grad, dt_, slab,
-                     slab_end, b_.add_to_dk, dk, {}, pending, side);
-    StorePending<Tiles>(pending);
-  }
-
-  // The first tiles of a panel of keys in dV or dK.
-  static PendingTiles KeyTiles(void* accumulator, int64_t depth_tiles,
-                               int64_t key) {
-    if (accumulator == nullptr) return {};
-    const int64_t row = 2 * depth_tiles * kTileBytes;
-    return {static_cast<uint8_t*>(accumulator) + 2 * key * row, row,
-            kTileBytes};
-  }
-
-  // dV (P, dO) or dK (dS, Q) of a slab, from the tiles `c` on; next comes
-  // `after`.
-  template <int kTerms, class Side>
-  void KeyGradient(const uint8_t* left, int64_t turn, const void* right,
-                   int64_t depth_tiles, int64_t slab, int64_t slab_end,
-                   bool add, PendingTiles c, const PendingTiles& after,
-                   PendingTiles& pending, Side& side) const {
-    if (c.c == nullptr) return;
-    // Stays in registers, as no other function sees it: 8%.
-    AccumulatorFetch<Side> fetch(side);
-    const int64_t columns = 2 * depth_tiles;
-    const uint8_t* const r = static_cast<const uint8_t*>(right);
-    for (int64_t key = slab; key < slab_end; ++key) {
-      int64_t first = 0, last = queries_;
-      while (first < last && At(key, first).hidden()) ++first;
-      while (first < last && At(key, last - 1).hidden()) --last;
-      const SlabRows<kTerms, kPanelTiles> a{
-          left + Layout::KeyPanel(key - slab, panels_), s_.slab_bytes,
-          key ^ turn};
-      for (int64_t d = 0; d < columns; d += 2) {
-        const TileStrip<kIn, true> strip{r + d * queries_ * kTileBytes,
-                                         columns * queries_ * kTileBytes,
-                                         queries_ * kTileBytes};
-        PendingTiles next = c;
-        next.c += d + 2 < columns ? 2 * c.column : 2 * c.row - d * c.column;
-        if (d + 2 >= columns && key + 1 >= slab_end) next = after;
-        fetch.Begin(next, next.c == nullptr ? 0 : last - first);
-        ProductOrZero<Variant>(a, strip, first, last, add, c, pending, fetch);
-        c = next;
-      }
-    }
-  }
-
-  void QueryGradient(int64_t chunk, int64_t chunk_end) const {
-    if (b_.dq == nullptr) return;
-    PendingTiles pending = dummy_;
-    NoSideWork side;
-    AccumulatorFetch<NoSideWork> fetch(side);
-    const int64_t columns = 2 * dt_;
-    const int64_t panels = chunk_end - chunk;
-    const uint8_t* const k_grad = static_cast<const uint8_t*>(b_.k_grad) +
-                                  chunk * columns * kIn * kTileBytes;
-    const bool add = b_.add_to_dq || chunk > 0;
-    for (int64_t query = 0; query < queries_; ++query) {
-      int64_t first = 0, last = panels;
-      while (first < last && At(chunk + first, query).hidden()) ++first;
-      while (first < last && At(chunk + last - 1, query).hidden()) --last;
-      const ChunkPairs<kDs, kPanelTiles> pairs{s_.pairs, s_.chunk_bytes, query,
-                                               chunk_};
-      uint8_t* c =
-          static_cast<uint8_t*>(b_.dq) + query * columns * 2 * kTileBytes;
-      for (int64_t d = 0; d < columns; d += 2) {
-        const TileStrip<kIn, true> strip{k_grad + d * panels * kTileBytes,
-                                         columns * panels * kTileBytes,
-                                         panels * kTileBytes};
-        const PendingTiles tiles{c + 2 * d * kTileBytes, 2 * kTileBytes,
-                                 kTileBytes};
-        fetch.Begin({tiles.c + 4 * kTileBytes, tiles.row, tiles.column},
-                    last - first);
-        ProductOrZero<Variant>(strip, pairs, first, last, add, tiles, pending,
-                               fetch);
-      }
-    }
-    StorePending<Tiles>(pending);
-  }
-
   const BackwardBlock& b_;
   const int64_t keys_, queries_;  // panels
   const int64_t dt_, vt_;
@@ -443,7 +357,7 @@ class BackwardPass {
   const int64_t panels_;  // of query tiles in a slab
   const int64_t slab_;    // keys of a slab, in panels
   const BackwardScratch s_;
-  const PendingTiles dummy_;
+  const GradientProducts<Variant, kPanelTiles> gradients_;
   SlabDropout dropout_;
   StreamFetch fetch_;  // of bias_stream
   FusedContext c_;

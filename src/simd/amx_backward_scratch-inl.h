@@ -13,42 +13,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
 
-// P or dS of a slab as left operand of dV, dK: i is the key half, k the query
-// panel.
-template <int kTermCount, int kPanelTiles>
-struct SlabRows {
-  static constexpr int kTerms = kTermCount;
-  const uint8_t* base;  // of 32 keys
-  int64_t term_bytes;
-  int64_t turn;
-  template <class Tiles, int kRegister>
-  HWY_INLINE void Load(int term, int64_t i, int64_t k) const {
-    using Layout = ScoreLayout<kPanelTiles>;
-    Tiles::template Load<kRegister>(base + term * term_bytes +
-                                        Layout::Rows(k, turn) +
-                                        i * 16 * Layout::kRow,
-                                    Layout::kRow);
-  }
-};
-
-// dS of a chunk as right operand of dQ^T: i is the query half, k the key panel.
-template <int kTermCount, int kPanelTiles>
-struct ChunkPairs {
-  static constexpr int kTerms = kTermCount;
-  const uint8_t* base;
-  int64_t term_bytes;
-  int64_t query_panel;
-  int64_t chunk_panels;
-  template <class Tiles, int kRegister>
-  HWY_INLINE void Load(int term, int64_t i, int64_t k) const {
-    using Layout = ScoreLayout<kPanelTiles>;
-    Tiles::template Load<kRegister>(
-        base + term * term_bytes + Layout::Pairs(k, query_panel, chunk_panels) +
-            i * 64,
-        Layout::kPairRow);
-  }
-};
-
 inline constexpr int64_t kSlabPanels = SlabDropout::kKeys / 32;
 
 // Scratch of a backward block, carved from one allocation. The tiles of S and
