@@ -1,9 +1,10 @@
 // FlashAttention-2 backward (Dao 2023, algorithm 2), key blocks outermost. For
 // each wave of heads:
 //
-//   pre-pass   pack Q, dO, K, V once a head; delta = rowsum(O dO) - dlse
+//   pre-pass   pack Q, dO once a head; delta = rowsum(O dO) - dlse
 //   steps      for each item of a step, in parallel:
-//                for each key block of the item
+//                for each key block of the item (pack K, V before the first
+//                step, scale, round and store dK, dV after the last)
 //                  for each query block of the item, and query head of the
 //                  group
 //                    S^T = K Q^T, dP^T = V dO^T, P = exp(S - lse),
@@ -87,7 +88,7 @@ void BackwardRun::RunWave(threading::Team& team, int64_t wave) {
       [&](Worker* worker, int64_t s, int64_t h, int64_t b) {
         PackQueries(worker, s, h, b);
       },
-      true,
+      !plan_.items_own_keys,
       [&](Worker* worker, int64_t s, int64_t h, int64_t b) {
         PackKeys(worker, s, h, b);
       });
@@ -106,13 +107,9 @@ void BackwardRun::RunWave(threading::Team& team, int64_t wave) {
       [&](Worker* worker, int64_t s, int64_t h, int64_t b) {
         StoreQueryGradient(worker, s, h, b);
       },
-      plan_.shared_key_gradients && (want_dk() || want_dv()),
+      !plan_.items_own_keys && (want_dk() || want_dv()),
       [&](Worker* worker, int64_t s, int64_t h, int64_t b) {
-        const bool touched = dkv_touched_[KeyFlag(s, h, b)] != 0;
-        StoreKeyGradients(
-            worker, s, h, b,
-            touched ? KeyGradient(dk_, problem_.head_dim, s, h, b) : nullptr,
-            touched ? KeyGradient(dv_, problem_.value_dim, s, h, b) : nullptr);
+        StoreKeyGradients(worker, s, h, b, dkv_touched_[KeyFlag(s, h, b)] != 0);
       });
 }
 
@@ -120,10 +117,32 @@ void BackwardRun::RunItem(Worker* worker, int64_t index) const {
   const BackwardItem& item = plan_.items[index];
   const BackwardSequence& s = plan_.sequences[item.sequence_begin];
   const int64_t group = problem_.group();
+  // Keys are packed before their first visit and their gradients stored after
+  // the last one, as long as they are in the worker's caches.
+  int64_t block = -1;
+  uint8_t own_touched = 0;
+  const auto finish = [&] {
+    if (block < 0 || !plan_.items_own_keys) return;
+    if (item.step == LastStep(s, item, block)) {
+      const bool touched = (plan_.shared_key_gradients
+                                ? dkv_touched_[KeyFlag(item.sequence_begin,
+                                                       item.head_begin, block)]
+                                : own_touched) != 0;
+      StoreKeyGradients(worker, item.sequence_begin, item.head_begin, block,
+                        touched);
+    }
+  };
   ForEachCell(s, item, [&](int64_t kb, const Interval& shown, int64_t range) {
+    if (kb != block) {
+      finish();
+      block = kb;
+      own_touched = 0;
+      if (plan_.items_own_keys && item.step == 0) {
+        PackKeys(worker, item.sequence_begin, item.head_begin, kb);
+      }
+    }
     const BlockRange queries =
         RangeOf(range, s.phases, s.queries.count(), s.fold_queries);
-    uint8_t own_touched = 0;
     for (const Interval& query_run : queries.runs) {
       for (int64_t qb = query_run.begin; qb < query_run.end; ++qb) {
         for (int64_t h = item.head_begin * group; h < item.head_end * group;
@@ -139,12 +158,8 @@ void BackwardRun::RunItem(Worker* worker, int64_t index) const {
         }
       }
     }
-    if (!plan_.shared_key_gradients) {
-      StoreKeyGradients(worker, item.sequence_begin, item.head_begin, kb,
-                        own_touched != 0 ? worker->dk : nullptr,
-                        own_touched != 0 ? worker->dv : nullptr);
-    }
   });
+  finish();
 }
 
 void BackwardRun::RunBlock(Worker* worker, const BackwardItem& item,

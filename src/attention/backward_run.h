@@ -88,11 +88,12 @@ class BackwardRun {
                 int64_t head, int64_t key_block, const Interval& shown,
                 int64_t query_block, uint8_t* key_touched) const;
 
-  // After the last phase.
+  // When nothing more is added to them.
   void StoreQueryGradient(Worker* worker, int64_t sequence, int64_t head,
                           int64_t block) const;
+  // `touched`: the accumulators hold something.
   void StoreKeyGradients(Worker* worker, int64_t sequence, int64_t head,
-                         int64_t block, std::byte* dk, std::byte* dv) const;
+                         int64_t block, bool touched) const;
   void StoreSmallGradients() const;
   template <typename T>
   void StoreBiasRowSums() const;

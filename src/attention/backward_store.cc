@@ -26,22 +26,30 @@ void BackwardRun::StoreQueryGradient(Worker* worker, int64_t sequence,
 }
 
 void BackwardRun::StoreKeyGradients(Worker* worker, int64_t sequence,
-                                    int64_t head, int64_t block, std::byte* dk,
-                                    std::byte* dv) const {
+                                    int64_t head, int64_t block,
+                                    bool touched) const {
   const BackwardSequence& s = plan_.sequences[sequence];
   const Sequence& rows = problem_.sequences[sequence];
   const Interval keys = s.keys.Block(block);
-  const int64_t padded = s.keys.Padded(keys);
-  const int64_t first = rows.k_begin + keys.begin;
+  const auto store = [&](std::byte* shared, std::byte* own, int64_t depth,
+                         double scale, bool accumulate, const TensorView& out) {
+    std::byte* gradient =
+        !touched ? nullptr
+        : plan_.shared_key_gradients
+            ? KeyGradient(shared, depth, sequence, head, block)
+            : own;
+    worker->rows.Store({{gradient}, 1}, RowBuffers::Kind::kKeys,
+                       s.keys.Padded(keys), keys.size(), scale, nullptr,
+                       accumulate, out, rows.batch, head,
+                       rows.k_begin + keys.begin);
+  };
   if (want_dk()) {
-    worker->rows.Store({{dk}, 1}, RowBuffers::Kind::kKeys, padded, keys.size(),
-                       problem_.scale, nullptr, args_.accumulate_dk, args_.dk,
-                       rows.batch, head, first);
+    store(dk_, worker->dk, problem_.head_dim, problem_.scale,
+          args_.accumulate_dk, args_.dk);
   }
   if (want_dv()) {
-    worker->rows.Store({{dv}, 1}, RowBuffers::Kind::kKeys, padded, keys.size(),
-                       1.0, nullptr, args_.accumulate_dv, args_.dv, rows.batch,
-                       head, first);
+    store(dv_, worker->dv, problem_.value_dim, 1.0, args_.accumulate_dv,
+          args_.dv);
   }
 }
 

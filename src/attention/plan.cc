@@ -278,7 +278,8 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
                             static_cast<double>(problem.head_dim);
   const double items = std::clamp(operations / kLeastOperations, 1.0,
                                   static_cast<double>(kWantedItems));
-  plan->shared_key_gradients = owners != sequence_count * problem.kv_heads;
+  plan->items_own_keys = owners == sequence_count * problem.kv_heads;
+  plan->shared_key_gradients = !plan->items_own_keys;
   const bool may_group =
       !use.share_batch && !use.share_heads && !use.score_gradients;
   for (const Sequence& s : problem.sequences) {

@@ -116,6 +116,9 @@ struct BackwardPlan {
   // Totals over the sequences, of one head.
   int64_t q_rows = 0, k_rows = 0, dq_rows = 0;
   int64_t q_blocks = 0, k_blocks = 0, dq_blocks = 0, parts = 0;
+  // Items own the keys that they visit; otherwise other items work on them in
+  // the same step, for other sequences or heads.
+  bool items_own_keys = true;
   // dK and dV live in the workspace from step to step (or item to item);
   // otherwise each item keeps those of one key block to itself.
   bool shared_key_gradients = false;
@@ -170,6 +173,18 @@ void ForEachCell(const BackwardSequence& s, const BackwardItem& item,
       visit(block, shown, (query + s.phases) % s.phases);
     }
   }
+}
+
+// The step in which the item of a key block visits it for the last time. The
+// first is 0.
+inline int64_t LastStep(const BackwardSequence& s, const BackwardItem& item,
+                        int64_t block) {
+  if (s.range_keys == 0) return s.phases - 1;
+  // The block's first range goes on for longest.
+  const int64_t range =
+      block * s.keys.size / s.range_keys - item.split * s.phases;
+  const int64_t before = range - item.group * s.group;
+  return (s.phases - 1 - before + s.group - 1) / s.group;
 }
 
 struct ForwardItem {
