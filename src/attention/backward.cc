@@ -53,45 +53,22 @@ void BackwardRun::RunWave(threading::Team& team, int64_t wave) {
   wave_begin_ = wave * plan_.wave_heads;
   const int64_t wave_end =
       std::min(problem_.kv_heads, wave_begin_ + plan_.wave_heads);
-  // Calls queries(worker, sequence, head, block) for all blocks of queries and
-  // keys(...) for all blocks of keys, in one step. Heads innermost, as in the
-  // plan's items: a worker then finds in its caches what it packed for its
-  // heads.
-  const int64_t kv_heads = wave_end - wave_begin_;
-  const int64_t q_heads = kv_heads * problem_.group();
-  const auto for_blocks = [&](bool any_queries, const auto& queries,
-                              bool any_keys, const auto& keys) {
-    const auto count = [](bool any, const std::vector<BlockIndex>& blocks,
-                          int64_t heads) {
-      return any ? static_cast<int64_t>(blocks.size()) * heads : 0;
-    };
-    const int64_t query_items = count(any_queries, plan_.query_blocks, q_heads);
-    const int64_t key_items = count(any_keys, plan_.key_blocks, kv_heads);
-    team.For(query_items + key_items, [&](int64_t item, int worker) {
-      const bool is_query = item < query_items;
-      const int64_t heads = is_query ? q_heads : kv_heads;
-      const int64_t index = is_query ? item : item - query_items;
-      const BlockIndex& block =
-          (is_query ? plan_.query_blocks : plan_.key_blocks)[index / heads];
-      if (is_query) {
-        queries(workers_ + worker, block.sequence,
-                wave_begin_ * problem_.group() + index % heads, block.block);
-      } else {
-        keys(workers_ + worker, block.sequence, wave_begin_ + index % heads,
-             block.block);
-      }
+  // Calls run(worker, sequence, head, block) for all blocks of queries, in one
+  // step. Heads innermost, as in the plan's items: a worker then finds in its
+  // caches what it packed for its heads.
+  const int64_t heads = (wave_end - wave_begin_) * problem_.group();
+  const auto for_queries = [&](const auto& run) {
+    const int64_t blocks = static_cast<int64_t>(plan_.query_blocks.size());
+    team.For(blocks * heads, [&](int64_t item, int worker) {
+      const BlockIndex& block = plan_.query_blocks[item / heads];
+      run(workers_ + worker, block.sequence,
+          wave_begin_ * problem_.group() + item % heads, block.block);
     });
   };
 
-  for_blocks(
-      true,
-      [&](Worker* worker, int64_t s, int64_t h, int64_t b) {
-        PackQueries(worker, s, h, b);
-      },
-      !plan_.items_own_keys,
-      [&](Worker* worker, int64_t s, int64_t h, int64_t b) {
-        PackKeys(worker, s, h, b);
-      });
+  for_queries([&](Worker* worker, int64_t s, int64_t h, int64_t b) {
+    PackQueries(worker, s, h, b);
+  });
 
   for (int64_t step = 0; step < plan_.steps; ++step) {
     const size_t index = static_cast<size_t>(wave * plan_.steps + step);
@@ -102,43 +79,42 @@ void BackwardRun::RunWave(threading::Team& team, int64_t wave) {
              });
   }
 
-  for_blocks(
-      want_dq(),
-      [&](Worker* worker, int64_t s, int64_t h, int64_t b) {
-        StoreQueryGradient(worker, s, h, b);
-      },
-      !plan_.items_own_keys && (want_dk() || want_dv()),
-      [&](Worker* worker, int64_t s, int64_t h, int64_t b) {
-        StoreKeyGradients(worker, s, h, b, dkv_touched_[KeyFlag(s, h, b)] != 0);
-      });
+  if (want_dq()) {
+    for_queries([&](Worker* worker, int64_t s, int64_t h, int64_t b) {
+      StoreQueryGradient(worker, s, h, b);
+    });
+  }
 }
 
 void BackwardRun::RunItem(Worker* worker, int64_t index) const {
   const BackwardItem& item = plan_.items[index];
   const BackwardSequence& s = plan_.sequences[item.sequence_begin];
   const int64_t group = problem_.group();
+  // Calls run(sequence, kv head) for all that the item works through.
+  const auto for_owned = [&](const auto& run) {
+    for (int64_t h = item.head_begin; h < item.head_end; ++h) {
+      for (int64_t i = item.sequence_begin; i < item.sequence_end; ++i) {
+        run(i, h);
+      }
+    }
+  };
   // Keys are packed before their first visit and their gradients stored after
   // the last one, as long as they are in the worker's caches.
   int64_t block = -1;
-  uint8_t own_touched = 0;
   const auto finish = [&] {
-    if (block < 0 || !plan_.items_own_keys) return;
-    if (item.step == LastStep(s, item, block)) {
-      const bool touched = (plan_.shared_key_gradients
-                                ? dkv_touched_[KeyFlag(item.sequence_begin,
-                                                       item.head_begin, block)]
-                                : own_touched) != 0;
-      StoreKeyGradients(worker, item.sequence_begin, item.head_begin, block,
-                        touched);
-    }
+    if (block < 0 || item.step != LastStep(s, item, block)) return;
+    for_owned([&](int64_t sequence, int64_t head) {
+      StoreKeyGradients(worker, sequence, head, block);
+    });
   };
   ForEachCell(s, item, [&](int64_t kb, const Interval& shown, int64_t range) {
     if (kb != block) {
       finish();
       block = kb;
-      own_touched = 0;
-      if (plan_.items_own_keys && item.step == 0) {
-        PackKeys(worker, item.sequence_begin, item.head_begin, kb);
+      if (item.step == 0) {
+        for_owned([&](int64_t sequence, int64_t head) {
+          PackKeys(worker, sequence, head, block);
+        });
       }
     }
     const BlockRange queries =
@@ -149,11 +125,7 @@ void BackwardRun::RunItem(Worker* worker, int64_t index) const {
              ++h) {
           for (int64_t sequence = item.sequence_begin;
                sequence < item.sequence_end; ++sequence) {
-            uint8_t* touched =
-                plan_.shared_key_gradients
-                    ? dkv_touched_ + KeyFlag(sequence, h / group, kb)
-                    : &own_touched;
-            RunBlock(worker, item, sequence, h, kb, shown, qb, touched);
+            RunBlock(worker, item, sequence, h, kb, shown, qb);
           }
         }
       }
@@ -164,8 +136,7 @@ void BackwardRun::RunItem(Worker* worker, int64_t index) const {
 
 void BackwardRun::RunBlock(Worker* worker, const BackwardItem& item,
                            int64_t sequence, int64_t head, int64_t key_block,
-                           const Interval& shown, int64_t query_block,
-                           uint8_t* key_touched) const {
+                           const Interval& shown, int64_t query_block) const {
   const BackwardSequence& s = plan_.sequences[sequence];
   const int64_t kv_head = head / problem_.group();
   BlockPlace place;
@@ -228,8 +199,9 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardItem& item,
                                       kv_head, key_block)
                         : worker->dv;
     }
-    block.add_to_dk = block.add_to_dv = *key_touched != 0;
-    *key_touched = 1;
+    uint8_t& touched = dkv_touched_[KeyFlag(sequence, kv_head, key_block)];
+    block.add_to_dk = block.add_to_dv = touched != 0;
+    touched = 1;
     const bool sum_keys = SharesKeys(args_.dbias, problem_);
     if (streams) {
       block.ds_stream = worker->bias.Stream(place);

@@ -86,14 +86,13 @@ class BackwardRun {
   void RunItem(Worker* worker, int64_t item) const;
   void RunBlock(Worker* worker, const BackwardItem& item, int64_t sequence,
                 int64_t head, int64_t key_block, const Interval& shown,
-                int64_t query_block, uint8_t* key_touched) const;
+                int64_t query_block) const;
 
   // When nothing more is added to them.
   void StoreQueryGradient(Worker* worker, int64_t sequence, int64_t head,
                           int64_t block) const;
-  // `touched`: the accumulators hold something.
   void StoreKeyGradients(Worker* worker, int64_t sequence, int64_t head,
-                         int64_t block, bool touched) const;
+                         int64_t block) const;
   void StoreSmallGradients() const;
   template <typename T>
   void StoreBiasRowSums() const;

@@ -26,11 +26,11 @@ void BackwardRun::StoreQueryGradient(Worker* worker, int64_t sequence,
 }
 
 void BackwardRun::StoreKeyGradients(Worker* worker, int64_t sequence,
-                                    int64_t head, int64_t block,
-                                    bool touched) const {
+                                    int64_t head, int64_t block) const {
   const BackwardSequence& s = plan_.sequences[sequence];
   const Sequence& rows = problem_.sequences[sequence];
   const Interval keys = s.keys.Block(block);
+  const bool touched = dkv_touched_[KeyFlag(sequence, head, block)] != 0;
   const auto store = [&](std::byte* shared, std::byte* own, int64_t depth,
                          double scale, bool accumulate, const TensorView& out) {
     std::byte* gradient =

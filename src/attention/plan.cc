@@ -195,7 +195,6 @@ void PlaceSequences(BackwardPlan* plan) {
     plan->blocks.queries = std::max(plan->blocks.queries, s.queries.size);
     const size_t index = static_cast<size_t>(&s - plan->sequences.data());
     ListBlocks(s.queries, index, &plan->query_blocks);
-    ListBlocks(s.keys, index, &plan->key_blocks);
     plan->shared_key_gradients |= s.phases > 1;
   }
 }
@@ -257,7 +256,6 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
                   const BackwardUse& use, BackwardPlan* plan) {
   plan->sequences.clear();
   plan->query_blocks.clear();
-  plan->key_blocks.clear();
   plan->items.clear();
   plan->step_begin.clear();
   plan->waves = plan->wave_heads = plan->steps = 0;
@@ -278,8 +276,7 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
                             static_cast<double>(problem.head_dim);
   const double items = std::clamp(operations / kLeastOperations, 1.0,
                                   static_cast<double>(kWantedItems));
-  plan->items_own_keys = owners == sequence_count * problem.kv_heads;
-  plan->shared_key_gradients = !plan->items_own_keys;
+  plan->shared_key_gradients = owners != sequence_count * problem.kv_heads;
   const bool may_group =
       !use.share_batch && !use.share_heads && !use.score_gradients;
   for (const Sequence& s : problem.sequences) {

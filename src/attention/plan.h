@@ -105,7 +105,6 @@ struct BackwardPlan {
   simd::BlockSizes blocks;
   std::vector<BackwardSequence> sequences;
   std::vector<BlockIndex> query_blocks;  // of all sequences
-  std::vector<BlockIndex> key_blocks;
   // Heads are worked through in waves, which use the same part of the workspace
   // one after the other.
   int64_t waves = 0;
@@ -116,9 +115,6 @@ struct BackwardPlan {
   // Totals over the sequences, of one head.
   int64_t q_rows = 0, k_rows = 0, dq_rows = 0;
   int64_t q_blocks = 0, k_blocks = 0, dq_blocks = 0, parts = 0;
-  // Items own the keys that they visit; otherwise other items work on them in
-  // the same step, for other sequences or heads.
-  bool items_own_keys = true;
   // dK and dV live in the workspace from step to step (or item to item);
   // otherwise each item keeps those of one key block to itself.
   bool shared_key_gradients = false;
