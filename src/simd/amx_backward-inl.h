@@ -296,7 +296,8 @@ class BackwardPass {
         const bool dp_leads = kTakesTurns && parity;
         parity = !parity;
         if (dp_leads) {
-          Advance<kPlainMode, kTakesTurns>(mode, o, fused);
+          // No second instance where S always leads.
+          Advance<kPlainMode, kTakesTurns ? 1 : 0>(mode, o, fused);
         } else {
           Advance<kPlainMode, 0>(mode, o, fused);
         }

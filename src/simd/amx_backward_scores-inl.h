@@ -44,6 +44,10 @@ struct ScoreLoop {
                 kProduct == 0 ? Variant::kScoreTermLimit : Variant::kTermLimit>;
   template <int kProduct>
   static constexpr int kStepSlots = Pairs<kProduct>::kCount * 4;
+  // Those of the leading product before the other's, but where kSteps is 0.
+  template <int kProduct>
+  static constexpr int kSlotsBefore =
+      kProduct == kLead ? 0 : kSteps* Pairs<kLead>::kCount * 4;
   // With 4 or 8 steps a product, the second product reads its quarter pages in
   // the order 2, 3, 0, 1, and the row pairs follow, so that stores of the last
   // steps of the first product are far from the first loads of the second.
@@ -173,8 +177,7 @@ struct ScoreLoop {
                              std::integer_sequence<int, kStep...>) const {
     (StepPairs<kProduct>(
          kProduct == kLead ? kStep : kStep ^ kSwap,
-         Const<(kProduct == kLead ? 0 : kSteps * kStepSlots<kLead>)+kStep *
-               kStepSlots<kProduct>>(),
+         Const<kSlotsBefore<kProduct> + kStep * kStepSlots<kProduct>>(),
          kStep == 0, scale, lse0, lse1,
          std::make_integer_sequence<int, Pairs<kProduct>::kCount>()),
      ...);
