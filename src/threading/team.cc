@@ -1,34 +1,8 @@
 #include "src/threading/team.h"
 
-#include <algorithm>
-#include <thread>
+#include "src/threading/wait.h"
 
 namespace fa2::threading {
-namespace {
-
-// Waits a little longer each time: some 10 us at full attention, then leaving
-// the core to whoever wants it.
-class Wait {
- public:
-  void operator()() {
-    constexpr int kPauses = 200;
-    if (count_ < kPauses) {
-      ++count_;
-#if defined(__x86_64__) || defined(__i386__)
-      __builtin_ia32_pause();
-#elif defined(__aarch64__)
-      asm volatile("yield");
-#endif
-    } else {
-      std::this_thread::yield();
-    }
-  }
-
- private:
-  int count_ = 0;
-};
-
-}  // namespace
 
 Team::Team(int num_threads, int leader, Launcher* launcher)
     : num_threads_(num_threads), leader_(leader), launcher_(launcher) {

@@ -28,6 +28,8 @@ class Team {
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
+  int num_threads() const { return num_threads_; }
+
   // Calls body(item, worker) once for every item in [0, items), and returns
   // when all are done; 0 <= worker < num_threads, one item at a time each.
   // Worker w begins with the items w, w + num_threads and so on, which is where
