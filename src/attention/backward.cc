@@ -2,19 +2,17 @@
 // each wave of heads:
 //
 //   pre-pass   pack Q, dO once a head; delta = rowsum(O dO) - dlse
-//   steps      for each item of a step, in parallel:
-//                for each key block of the item (pack K, V before the first
-//                step, scale, round and store dK, dV after the last)
-//                  for each query block of the item, and query head of the
-//                  group
-//                    S^T = K Q^T, dP^T = V dO^T, P = exp(S - lse),
-//                    dS = P (dP - delta); dV += P^T dO, dK += dS^T Q,
-//                    dQ += dS K (into the partial of the item's split)
+//   items      a key block each, in parallel:
+//                pack K, V
+//                for each query block, and query head of the group
+//                  S^T = K Q^T, dP^T = V dO^T, P = exp(S - lse),
+//                  dS = P (dP - delta); dV += P^T dO, dK += dS^T Q,
+//                  dQ += dS K (into the partial of the item's split)
+//                scale, round and store dK, dV
 //   reduction  dQ partials in order of their split; scale; round; store
 //
-// An item owns its rows of dK and dV, and in its step its rows of one dQ
-// partial: nothing is added to by two items at once, and every sum has a fixed
-// order.
+// The items of a split take their turns at each query block, so that every sum
+// has a fixed order (threading/wavefront.h).
 #include <algorithm>
 #include <cstring>
 
@@ -31,9 +29,9 @@ void BackwardRun::Execute(threading::Team& team) {
   memset(dkv_touched_, 0,
          static_cast<size_t>(plan_.k_blocks * problem_.kv_heads));
   if (args_.dalibi_slopes.given()) {
-    memset(
-        dalibi_terms_, 0,
-        static_cast<size_t>(plan_.parts * problem_.q_heads) * sizeof(double));
+    memset(dalibi_terms_, 0,
+           static_cast<size_t>(plan_.k_blocks * problem_.q_heads) *
+               sizeof(double));
   }
   if (SharesKeys(args_.dbias, problem_)) {
     memset(bias_row_sums_, 0,
@@ -70,14 +68,7 @@ void BackwardRun::RunWave(threading::Team& team, int64_t wave) {
     PackQueries(worker, s, h, b);
   });
 
-  for (int64_t step = 0; step < plan_.steps; ++step) {
-    const size_t index = static_cast<size_t>(wave * plan_.steps + step);
-    const int64_t begin = plan_.step_begin[index];
-    team.For(plan_.step_begin[index + 1] - begin,
-             [&](int64_t item, int worker) {
-               RunItem(workers_ + worker, begin + item);
-             });
-  }
+  RunChains(team, wave);
 
   if (want_dq()) {
     for_queries([&](Worker* worker, int64_t s, int64_t h, int64_t b) {
@@ -86,57 +77,73 @@ void BackwardRun::RunWave(threading::Team& team, int64_t wave) {
   }
 }
 
-void BackwardRun::RunItem(Worker* worker, int64_t index) const {
-  const BackwardItem& item = plan_.items[index];
-  const BackwardSequence& s = plan_.sequences[item.sequence_begin];
+void BackwardRun::RunChains(threading::Team& team, int64_t wave) {
+  const BackwardChain* const chains =
+      plan_.chains.data() + plan_.wave_begin[wave];
+  const int64_t count = plan_.wave_begin[wave + 1] - plan_.wave_begin[wave];
+  threading::Wavefront::Counter* counter = counters_;
+  const auto take_counters = [&counter](int64_t n) {
+    threading::Wavefront::Counter* const taken = counter;
+    for (int64_t i = 0; i < n; ++i) {
+      new (counter++) threading::Wavefront::Counter();
+    }
+    return taken;
+  };
+  for (int64_t c = 0; c < count; ++c) {
+    const BackwardSequence& s = plan_.sequences[chains[c].sequence_begin];
+    const int64_t items = s.keys.RunBlocks(chains[c].split).size();
+    chains_[c] = {items, chains[c].cost / std::max<double>(1.0, items),
+                  take_counters(1), take_counters(items)};
+  }
+  threading::Wavefront::Run(
+      team, chains_, count,
+      [&](int64_t c, int64_t item, int worker,
+          threading::Wavefront::Turn& turn) {
+        const BackwardSequence& s = plan_.sequences[chains[c].sequence_begin];
+        RunKeys(workers_ + worker, chains[c],
+                s.keys.RunBlocks(chains[c].split).begin + item, &turn);
+      });
+}
+
+void BackwardRun::RunKeys(Worker* worker, const BackwardChain& chain,
+                          int64_t key_block,
+                          threading::Wavefront::Turn* turn) const {
+  const BackwardSequence& s = plan_.sequences[chain.sequence_begin];
   const int64_t group = problem_.group();
   // Calls run(sequence, kv head) for all that the item works through.
   const auto for_owned = [&](const auto& run) {
-    for (int64_t h = item.head_begin; h < item.head_end; ++h) {
-      for (int64_t i = item.sequence_begin; i < item.sequence_end; ++i) {
+    for (int64_t h = chain.head_begin; h < chain.head_end; ++h) {
+      for (int64_t i = chain.sequence_begin; i < chain.sequence_end; ++i) {
         run(i, h);
       }
     }
   };
-  // Keys are packed before their first visit and their gradients stored after
-  // the last one, as long as they are in the worker's caches.
-  int64_t block = -1;
-  const auto finish = [&] {
-    if (block < 0 || item.step != LastStep(s, item, block)) return;
-    for_owned([&](int64_t sequence, int64_t head) {
-      StoreKeyGradients(worker, sequence, head, block);
-    });
-  };
-  ForEachCell(s, item, [&](int64_t kb, const Interval& shown, int64_t range) {
-    if (kb != block) {
-      finish();
-      block = kb;
-      if (item.step == 0) {
-        for_owned([&](int64_t sequence, int64_t head) {
-          PackKeys(worker, sequence, head, block);
-        });
-      }
-    }
-    const BlockRange queries =
-        RangeOf(range, s.phases, s.queries.count(), s.fold_queries);
-    for (const Interval& query_run : queries.runs) {
-      for (int64_t qb = query_run.begin; qb < query_run.end; ++qb) {
-        for (int64_t h = item.head_begin * group; h < item.head_end * group;
-             ++h) {
-          for (int64_t sequence = item.sequence_begin;
-               sequence < item.sequence_end; ++sequence) {
-            RunBlock(worker, item, sequence, h, kb, shown, qb);
-          }
+  for_owned([&](int64_t sequence, int64_t head) {
+    PackKeys(worker, sequence, head, key_block);
+  });
+  int64_t cell = 0;
+  for (int64_t run = s.queries.runs() - 1; run >= 0; --run) {
+    const Interval blocks = s.queries.RunBlocks(run);
+    for (int64_t h = chain.head_begin * group; h < chain.head_end * group;
+         ++h) {
+      for (int64_t sequence = chain.sequence_begin;
+           sequence < chain.sequence_end; ++sequence) {
+        for (int64_t b = blocks.begin; b < blocks.end; ++b) {
+          turn->Await(cell);
+          RunBlock(worker, chain, sequence, h, key_block, b);
+          turn->Finish(cell++);
         }
       }
     }
+  }
+  for_owned([&](int64_t sequence, int64_t head) {
+    StoreKeyGradients(worker, sequence, head, key_block);
   });
-  finish();
 }
 
-void BackwardRun::RunBlock(Worker* worker, const BackwardItem& item,
+void BackwardRun::RunBlock(Worker* worker, const BackwardChain& chain,
                            int64_t sequence, int64_t head, int64_t key_block,
-                           const Interval& shown, int64_t query_block) const {
+                           int64_t query_block) const {
   const BackwardSequence& s = plan_.sequences[sequence];
   const int64_t kv_head = head / problem_.group();
   BlockPlace place;
@@ -144,22 +151,21 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardItem& item,
   place.head = head;
   place.queries = s.queries.Block(query_block);
   place.keys = s.keys.Block(key_block);
-  place.shown = shown;
   place.padded_queries = s.queries.Padded(place.queries);
   place.padded_keys = s.keys.Padded(place.keys);
 
   // No other block adds to its elements of dbias.
   const bool alone =
-      item.sequence_end - item.sequence_begin == 1 &&
+      chain.sequence_end - chain.sequence_begin == 1 &&
       (!SharesHeads(args_.dbias) ||
-       (item.head_end - item.head_begin) * problem_.group() == 1);
+       (chain.head_end - chain.head_begin) * problem_.group() == 1);
   simd::BackwardBlock block;
   const bool visible = worker->scores.Prepare(place, &block);
   const bool streams =
       visible && alone && worker->bias.wanted() && worker->bias.can_stream();
   if (visible) {
     const QueryOperand q = Queries(sequence, head, query_block);
-    const KeyOperand k = Keys(sequence, kv_head, key_block);
+    const KeyOperand k = Keys(*worker, sequence, kv_head, key_block);
     block.scratch = worker->engine_scratch;
     block.k_score = k.k_score;
     block.v_score = k.v_score;
@@ -173,7 +179,7 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardItem& item,
     if (want_dq()) {
       uint8_t* touched = nullptr;
       block.dq =
-          QueryGradient(sequence, head, item.split, query_block, &touched);
+          QueryGradient(sequence, head, chain.split, query_block, &touched);
       block.add_to_dq = *touched != 0;
       *touched = 1;
       if (engine_.grad_left_is_score_left &&
@@ -188,17 +194,8 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardItem& item,
         block.k_grad = worker->k_finite;
       }
     }
-    const bool shared = plan_.shared_key_gradients;
-    if (want_dk()) {
-      block.dk = shared ? KeyGradient(dk_, problem_.head_dim, sequence, kv_head,
-                                      key_block)
-                        : worker->dk;
-    }
-    if (want_dv()) {
-      block.dv = shared ? KeyGradient(dv_, problem_.value_dim, sequence,
-                                      kv_head, key_block)
-                        : worker->dv;
-    }
+    if (want_dk()) block.dk = k.dk;
+    if (want_dv()) block.dv = k.dv;
     uint8_t& touched = dkv_touched_[KeyFlag(sequence, kv_head, key_block)];
     block.add_to_dk = block.add_to_dv = touched != 0;
     touched = 1;
@@ -210,26 +207,23 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardItem& item,
     }
     if (sum_keys) block.ds = worker->key_sums_ds;
     if (args_.dalibi_slopes.given()) {
-      block.alibi_gradient = dalibi_terms_ + head * plan_.parts + s.part +
-                             item.split * s.phases + item.group;
+      block.alibi_gradient =
+          dalibi_terms_ + head * plan_.k_blocks + s.k_block + key_block;
     }
     engine_.backward(block);
     if (sum_keys) {
       const int64_t row =
-          BiasRow(item.split, head, sequence) + query_block * s.queries.size;
+          BiasRow(chain.split, head, sequence) + query_block * s.queries.size;
       staging_.sum_keys(block.ds, worker->scores.Shape(place),
                         bias_row_sums_ + static_cast<size_t>(row) * element());
     }
   }
   if (worker->bias.wanted() && !streams) {
-    // A hidden block's other keys are, or have been, another visit's.
-    place.keys = place.shown;
-    place.padded_keys = s.keys.Padded(place.keys);
     const simd::StagedShape shape = worker->scores.Shape(place);
     worker->bias.Collect(shape, !visible);
-    const bool last_sequence = sequence + 1 == item.sequence_end;
+    const bool last_sequence = sequence + 1 == chain.sequence_end;
     const bool last_head = !SharesHeads(args_.dbias) ||
-                           head + 1 == item.head_end * problem_.group();
+                           head + 1 == chain.head_end * problem_.group();
     if (last_sequence && last_head) worker->bias.Finish(place, shape);
   }
 }
@@ -253,8 +247,10 @@ struct BackwardPass {
     const bool streams = dbias.given() && engine.streams_scores &&
                          !use.share_batch && !use.share_heads &&
                          !SharesQueries(dbias, problem);
-    use.score_gradients =
-        (args.dbias.given() && !streams) || args.dalibi_slopes.given();
+    // Sums of blocks, and the plain pass where a mask hides nothing of one.
+    use.fixed_blocks = (args.dbias.given() && !streams) ||
+                       args.dalibi_slopes.given() || args.dsinks.given() ||
+                       args.options.bias.dtype == DType::kBool;
     use.threads = threads;
     PlanBackward(problem, engine, use, plan);
   }

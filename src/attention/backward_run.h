@@ -16,7 +16,7 @@
 #include "src/simd/engine.h"
 #include "src/simd/rows.h"
 #include "src/simd/staging.h"
-#include "src/threading/parallel.h"
+#include "src/threading/wavefront.h"
 
 namespace fa2::attention {
 
@@ -30,6 +30,16 @@ class BackwardRun {
   void Execute(threading::Team& team);
 
  private:
+  // Packed operands and statistics of one block.
+  struct QueryOperand {
+    std::byte *q_score, *q_grad, *dout_score, *dout_grad;
+    std::byte *lse, *delta;
+  };
+  // Packed keys and values of a block, and the sums of their gradients.
+  struct KeyOperand {
+    std::byte *k_score, *k_grad, *v_score;
+    std::byte *dk, *dv;
+  };
   // Buffers that one worker alone uses.
   struct Worker {
     Worker(const BackwardRun& run, Carver* carver);
@@ -37,22 +47,15 @@ class BackwardRun {
     RowBuffers rows;
     BiasGradient bias;
     std::byte* engine_scratch;
-    std::byte* dk;  // gradients of one key block, when not shared
-    std::byte* dv;
+    KeyOperand keys;         // of one block, unless the wave's are shared
     std::byte* key_sums_ds;  // dS of a block, for sums over its keys
     std::byte* k_finite;     // K of one key block without NaN and inf
   };
 
-  // Packed operands and statistics of one block.
-  struct QueryOperand {
-    std::byte *q_score, *q_grad, *dout_score, *dout_grad;
-    std::byte *lse, *delta;
-  };
-  struct KeyOperand {
-    std::byte *k_score, *k_grad, *v_score;
-  };
   QueryOperand Queries(int64_t sequence, int64_t head, int64_t block) const;
-  KeyOperand Keys(int64_t sequence, int64_t head, int64_t block) const;
+  KeyOperand Keys(const Worker& worker, int64_t sequence, int64_t head,
+                  int64_t block) const;
+  KeyOperand TakeKeys(int64_t rows, Carver* carver) const;
   // Index of a block among the flags of all blocks of all heads.
   int64_t QueryFlag(int64_t sequence, int64_t head, int64_t block) const;
   int64_t KeyFlag(int64_t sequence, int64_t head, int64_t block) const;
@@ -60,9 +63,6 @@ class BackwardRun {
   // anything yet.
   std::byte* QueryGradient(int64_t sequence, int64_t head, int64_t split,
                            int64_t block, uint8_t** touched) const;
-  // dK or dV accumulators that outlive their item.
-  std::byte* KeyGradient(std::byte* base, int64_t depth, int64_t sequence,
-                         int64_t head, int64_t block) const;
 
   void RunWave(threading::Team& team, int64_t wave);
 
@@ -83,10 +83,11 @@ class BackwardRun {
                         int64_t block, const QueryOperand& operand) const;
 
   // Work items.
-  void RunItem(Worker* worker, int64_t item) const;
-  void RunBlock(Worker* worker, const BackwardItem& item, int64_t sequence,
-                int64_t head, int64_t key_block, const Interval& shown,
-                int64_t query_block) const;
+  void RunChains(threading::Team& team, int64_t wave);
+  void RunKeys(Worker* worker, const BackwardChain& chain, int64_t key_block,
+               threading::Wavefront::Turn* turn) const;
+  void RunBlock(Worker* worker, const BackwardChain& chain, int64_t sequence,
+                int64_t head, int64_t key_block, int64_t query_block) const;
 
   // When nothing more is added to them.
   void StoreQueryGradient(Worker* worker, int64_t sequence, int64_t head,
@@ -125,17 +126,19 @@ class BackwardRun {
   BiasTiles bias_tiles_;
   std::byte *q_score_, *q_grad_, *dout_score_, *dout_grad_;
   std::byte *lse_, *delta_;
-  std::byte *k_score_, *k_grad_, *v_score_;
   std::byte* dq_;
-  std::byte *dk_, *dv_;
+  KeyOperand keys_;  // of all blocks, if shared
   uint8_t* dq_touched_;
   uint8_t* dkv_touched_;
   // Flags of blocks that hold a NaN or an infinity.
   uint8_t *q_non_finite_, *dout_non_finite_, *k_non_finite_;
   double* dsink_terms_;       // [query head][query block]
-  double* dalibi_terms_;      // [query head][part of a sequence]
+  double* dalibi_terms_;      // [query head][key block]
   std::byte* bias_row_sums_;  // sums of dS over keys [split][head][row]
   BiasGradientRows bias_rows_;
+  // Of a wave.
+  threading::Wavefront::Chain* chains_;
+  threading::Wavefront::Counter* counters_;
   Worker* workers_;
 };
 

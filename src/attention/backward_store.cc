@@ -31,26 +31,16 @@ void BackwardRun::StoreKeyGradients(Worker* worker, int64_t sequence,
   const Sequence& rows = problem_.sequences[sequence];
   const Interval keys = s.keys.Block(block);
   const bool touched = dkv_touched_[KeyFlag(sequence, head, block)] != 0;
-  const auto store = [&](std::byte* shared, std::byte* own, int64_t depth,
-                         double scale, bool accumulate, const TensorView& out) {
-    std::byte* gradient =
-        !touched ? nullptr
-        : plan_.shared_key_gradients
-            ? KeyGradient(shared, depth, sequence, head, block)
-            : own;
-    worker->rows.Store({{gradient}, 1}, RowBuffers::Kind::kKeys,
-                       s.keys.Padded(keys), keys.size(), scale, nullptr,
-                       accumulate, out, rows.batch, head,
-                       rows.k_begin + keys.begin);
+  const KeyOperand sums = Keys(*worker, sequence, head, block);
+  const auto store = [&](std::byte* gradient, double scale, bool accumulate,
+                         const TensorView& out) {
+    worker->rows.Store({{touched ? gradient : nullptr}, 1},
+                       RowBuffers::Kind::kKeys, s.keys.Padded(keys),
+                       keys.size(), scale, nullptr, accumulate, out, rows.batch,
+                       head, rows.k_begin + keys.begin);
   };
-  if (want_dk()) {
-    store(dk_, worker->dk, problem_.head_dim, problem_.scale,
-          args_.accumulate_dk, args_.dk);
-  }
-  if (want_dv()) {
-    store(dv_, worker->dv, problem_.value_dim, 1.0, args_.accumulate_dv,
-          args_.dv);
-  }
+  if (want_dk()) store(sums.dk, problem_.scale, args_.accumulate_dk, args_.dk);
+  if (want_dv()) store(sums.dv, 1.0, args_.accumulate_dv, args_.dv);
 }
 
 // A bias that broadcasts its keys: [B or 1, Hq or 1, Nq or 1, 1].
@@ -120,8 +110,8 @@ void BackwardRun::StoreSmallGradients() const {
       double sum = 0.0;
       for (size_t i = 0; i < plan_.sequences.size(); ++i) {
         const BackwardSequence& s = plan_.sequences[i];
-        for (int64_t part = 0; part < s.splits * s.phases; ++part) {
-          sum += dalibi_terms_[h * plan_.parts + s.part + part];
+        for (int64_t block = 0; block < s.keys.count(); ++block) {
+          sum += dalibi_terms_[h * plan_.k_blocks + s.k_block + block];
         }
         if (per_sequence) {
           store(args_.dalibi_slopes, static_cast<int64_t>(i), h, sum);

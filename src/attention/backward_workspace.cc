@@ -34,10 +34,6 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
   q_grad_ = packed(want_dk(), Role::kGradRight, q_rows, d);
   dout_score_ = packed(true, Role::kScoreRight, q_rows, dv);
   dout_grad_ = packed(want_dv(), Role::kGradRight, q_rows, dv);
-  k_score_ = packed(true, Role::kScoreLeft, k_rows, d);
-  k_grad_ = packed(want_dq() && !engine.grad_left_is_score_left,
-                   Role::kGradLeft, k_rows, d);
-  v_score_ = packed(true, Role::kScoreLeft, k_rows, dv);
   const size_t statistics = static_cast<size_t>(q_rows) * element();
   lse_ = carver->Take(statistics);
   delta_ = carver->Take(statistics);
@@ -49,11 +45,7 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
   dq_ = carver->Take(
       want_dq() ? engine.query_accumulator_bytes(plan.dq_rows * wave_queries, d)
                 : 0);
-  const bool shared = plan.shared_key_gradients;
-  dk_ = carver->Take(
-      shared && want_dk() ? engine.key_accumulator_bytes(k_rows, d) : 0);
-  dv_ = carver->Take(
-      shared && want_dv() ? engine.key_accumulator_bytes(k_rows, dv) : 0);
+  keys_ = TakeKeys(plan.shared_keys ? k_rows : 0, carver);
   const size_t q_blocks = static_cast<size_t>(plan.q_blocks * problem.q_heads);
   const size_t k_blocks = static_cast<size_t>(plan.k_blocks * problem.kv_heads);
   dq_touched_ = carver->Take<uint8_t>(
@@ -65,8 +57,16 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
   dsink_terms_ = carver->Take<double>(args.dsinks.given() ? q_blocks : 0);
   dalibi_terms_ = carver->Take<double>(
       args.dalibi_slopes.given()
-          ? static_cast<size_t>(plan.parts * problem.q_heads)
+          ? static_cast<size_t>(plan.k_blocks * problem.q_heads)
           : 0);
+  size_t chains = 0;
+  for (int64_t w = 0; w < plan.waves; ++w) {
+    chains = std::max(chains, static_cast<size_t>(plan.wave_begin[w + 1] -
+                                                  plan.wave_begin[w]));
+  }
+  chains_ = carver->Take<threading::Wavefront::Chain>(chains);
+  counters_ = carver->Take<threading::Wavefront::Counter>(
+      chains + static_cast<size_t>(plan.wave_items));
   workers_ = carver->Construct<Worker>(workers, *this);
 }
 
@@ -80,22 +80,21 @@ BackwardRun::Worker::Worker(const BackwardRun& run, Carver* carver)
            run.engine_, run.staging_, run.row_kernels_, run.plan_.blocks,
            run.bias_rows_, carver) {
   const simd::Engine& engine = run.engine_;
-  const int64_t keys = run.plan_.blocks.keys;
+  const int64_t block_keys = run.plan_.blocks.keys;
   const int64_t d = run.problem_.head_dim;
   const int64_t value_dim = run.problem_.value_dim;
-  const bool own = !run.plan_.shared_key_gradients;
   engine_scratch =
       carver->Take(engine.scratch_bytes(run.plan_.blocks, d, value_dim));
-  dk = carver->Take(own ? engine.key_accumulator_bytes(keys, d) : 0);
-  dv = carver->Take(own ? engine.key_accumulator_bytes(keys, value_dim) : 0);
+  keys = run.TakeKeys(run.plan_.shared_keys ? 0 : block_keys, carver);
   key_sums_ds = carver->Take(
       SharesKeys(run.args_.dbias, run.problem_)
-          ? static_cast<size_t>(keys * run.plan_.blocks.queries) * run.element()
+          ? static_cast<size_t>(block_keys * run.plan_.blocks.queries) *
+                run.element()
           : 0);
-  k_finite =
-      carver->Take(run.want_dq() && engine.grad_left_is_score_left
-                       ? engine.packed_bytes(simd::Role::kGradLeft, keys, d)
-                       : 0);
+  k_finite = carver->Take(
+      run.want_dq() && engine.grad_left_is_score_left
+          ? engine.packed_bytes(simd::Role::kGradLeft, block_keys, d)
+          : 0);
 }
 
 BackwardRun::QueryOperand BackwardRun::Queries(int64_t sequence, int64_t head,
@@ -114,21 +113,47 @@ BackwardRun::QueryOperand BackwardRun::Queries(int64_t sequence, int64_t head,
           delta_ + static_cast<size_t>(row) * element()};
 }
 
-BackwardRun::KeyOperand BackwardRun::Keys(int64_t sequence, int64_t head,
+BackwardRun::KeyOperand BackwardRun::TakeKeys(int64_t rows,
+                                              Carver* carver) const {
+  const int64_t d = problem_.head_dim;
+  const int64_t dv = problem_.value_dim;
+  const auto packed = [&](bool wanted, simd::Role role, int64_t depth) {
+    return carver->Take(wanted ? engine_.packed_bytes(role, rows, depth) : 0);
+  };
+  const auto sums = [&](bool wanted, int64_t depth) {
+    return carver->Take(wanted ? engine_.key_accumulator_bytes(rows, depth)
+                               : 0);
+  };
+  KeyOperand keys;
+  keys.k_score = packed(true, simd::Role::kScoreLeft, d);
+  keys.k_grad = engine_.grad_left_is_score_left
+                    ? keys.k_score
+                    : packed(want_dq(), simd::Role::kGradLeft, d);
+  keys.v_score = packed(true, simd::Role::kScoreLeft, dv);
+  keys.dk = sums(want_dk(), d);
+  keys.dv = sums(want_dv(), dv);
+  return keys;
+}
+
+BackwardRun::KeyOperand BackwardRun::Keys(const Worker& worker,
+                                          int64_t sequence, int64_t head,
                                           int64_t block) const {
+  if (!plan_.shared_keys) return worker.keys;
   const BackwardSequence& s = plan_.sequences[sequence];
   const int64_t row =
-      (head - wave_begin_) * plan_.k_rows + s.k_row + block * s.keys.size;
+      (head - wave_begin_) * plan_.k_rows + s.k_row + s.keys.Block(block).begin;
+  const auto packed = [&](std::byte* base, simd::Role role, int64_t depth) {
+    return base + engine_.packed_bytes(role, row, depth);
+  };
+  const auto sums = [&](std::byte* base, int64_t depth) {
+    return base + engine_.key_accumulator_bytes(row, depth);
+  };
   const int64_t d = problem_.head_dim;
-  using simd::Role;
-  std::byte* k_score =
-      k_score_ + engine_.packed_bytes(Role::kScoreLeft, row, d);
-  return {k_score,
-          engine_.grad_left_is_score_left
-              ? k_score
-              : k_grad_ + engine_.packed_bytes(Role::kGradLeft, row, d),
-          v_score_ +
-              engine_.packed_bytes(Role::kScoreLeft, row, problem_.value_dim)};
+  const int64_t dv = problem_.value_dim;
+  return {packed(keys_.k_score, simd::Role::kScoreLeft, d),
+          packed(keys_.k_grad, simd::Role::kGradLeft, d),
+          packed(keys_.v_score, simd::Role::kScoreLeft, dv), sums(keys_.dk, d),
+          sums(keys_.dv, dv)};
 }
 
 int64_t BackwardRun::QueryFlag(int64_t sequence, int64_t head,
@@ -151,15 +176,6 @@ std::byte* BackwardRun::QueryGradient(int64_t sequence, int64_t head,
                       s.dq_row + split * s.queries.padded() +
                       block * s.queries.size;
   return dq_ + engine_.query_accumulator_bytes(row, problem_.head_dim);
-}
-
-std::byte* BackwardRun::KeyGradient(std::byte* base, int64_t depth,
-                                    int64_t sequence, int64_t head,
-                                    int64_t block) const {
-  const BackwardSequence& s = plan_.sequences[sequence];
-  const int64_t row =
-      (head - wave_begin_) * plan_.k_rows + s.k_row + block * s.keys.size;
-  return base + engine_.key_accumulator_bytes(row, depth);
 }
 
 }  // namespace attention

@@ -70,11 +70,7 @@ simd::ScoreMatrix BiasGradient::MatrixOf(const BlockPlace& place) const {
 }
 
 simd::ScoreStream BiasGradient::Stream(const BlockPlace& place) const {
-  return {&staging_,
-          MatrixOf(place),
-          place.queries.size(),
-          place.shown.end - place.keys.begin,
-          place.shown.begin - place.keys.begin,
+  return {&staging_, MatrixOf(place), place.queries.size(), place.keys.size(),
           add_};
 }
 

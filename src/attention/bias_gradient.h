@@ -1,13 +1,12 @@
 // dbias: dS summed over the dimensions that bias broadcasts.
 //
-// A work item owns a range of keys and, in one phase, of queries, for all heads
-// and batches that share a plane of dbias (the plan sees to that), so each
-// element has one writer. dS of a block is collected in a staged f32 block and
-// stored once the last head or batch that shares the plane has added to it. A
-// bias that broadcasts its queries collects sums over queries in rows of the
-// workspace, stored at the end. A bias that broadcasts its keys
-// collects sums over keys, one array a split since the items of a split share
-// no query rows in a phase, added in order at the end.
+// A work item owns a block of keys, for all heads and batches that share a
+// plane of dbias (the plan sees to that), so each element has one writer. dS of
+// a block is collected in a staged f32 block and stored once the last head or
+// batch that shares the plane has added to it. A bias that broadcasts its
+// queries collects sums over queries in rows of the workspace, stored at the
+// end. A bias that broadcasts its keys collects sums over keys, one array a
+// split, whose items take turns, added in order at the end.
 #ifndef FA2_SRC_ATTENTION_BIAS_GRADIENT_H_
 #define FA2_SRC_ATTENTION_BIAS_GRADIENT_H_
 

@@ -51,26 +51,13 @@ bool BlockScores::FindTiles(const BlockPlace& place, bool* hidden) {
   const int64_t rows = CeilDiv(place.padded_keys, simd::kTileKeys);
   bool all_visible = true;
   *hidden = true;
-  // Where all that is shown is visible, it need not be asked tile by tile.
-  const bool plain =
-      !bias_tiles_.known() &&
-      mask.State(place.queries, place.shown) == simd::TileState::kVisible;
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t k = place.keys.begin + r * simd::kTileKeys;
-    const bool shown = k >= place.shown.begin && k < place.shown.end;
-    if (plain && (!shown || k + simd::kTileKeys <= place.shown.end)) {
-      std::fill_n(tiles_ + r * tile_stride_, columns,
-                  shown ? simd::TileState::kVisible : simd::TileState::kHidden);
-      all_visible &= shown;
-      *hidden &= !shown;
-      continue;
-    }
     for (int64_t c = 0; c < columns; ++c) {
       const int64_t q = place.queries.begin + c * simd::kTileQueries;
       simd::TileState state =
           mask.State({q, std::min(q + simd::kTileQueries, place.queries.end)},
                      {k, k + simd::kTileKeys});
-      if (!shown) state = simd::TileState::kHidden;
       if (state != simd::TileState::kHidden && bias_tiles_.known() &&
           bias_tiles_.State(place.sequence, place.head, q, k) ==
               simd::TileState::kHidden) {
@@ -105,8 +92,7 @@ bool BlockScores::PrepareAs(const BlockPlace& place, simd::Block* block) {
   const simd::TileState whole =
       mask.State(place.queries, {k0, k0 + place.padded_keys});
   if (whole == simd::TileState::kHidden) return false;
-  const bool cut = place.shown.size() != place.keys.size();
-  if (whole != simd::TileState::kVisible || cut || bias_tiles_.known()) {
+  if (whole != simd::TileState::kVisible || bias_tiles_.known()) {
     bool hidden = false;
     const bool all_visible = FindTiles(place, &hidden);
     if (hidden) return false;
@@ -156,8 +142,8 @@ bool BlockScores::PrepareAs(const BlockPlace& place, simd::Block* block) {
     matrix.query_stride = bias.sizes[2] == 1 ? 0 : bias.strides[2];
     matrix.key_stride = bias.sizes[3] == 1 ? 0 : bias.strides[3];
     if (engine_.streams_scores) {
-      score.bias_stream = {&staging_,         matrix, place.queries.size(),
-                           place.keys.size(), 0,      false};
+      score.bias_stream = {&staging_, matrix, place.queries.size(),
+                           place.keys.size(), false};
       // What the scan has not told. Tiles that it has were looked at.
       if (!bias_tiles_.known() && !AnyVisible(matrix, Shape(place))) {
         return false;

@@ -20,7 +20,6 @@ struct BlockPlace {
   int64_t head = 0;  // query head
   Interval queries;
   Interval keys;
-  Interval shown;  // the keys that this visit of the block is about
   int64_t padded_queries = 0;
   int64_t padded_keys = 0;
 };

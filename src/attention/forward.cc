@@ -202,7 +202,6 @@ void ForwardRun::RunItem(Worker* worker, const ForwardItem& item) const {
        kb < s.keys.count() && kb * s.keys.size < seen.end; ++kb) {
     place.keys = s.keys.Block(kb);
     place.padded_keys = s.keys.Padded(place.keys);
-    place.shown = place.keys;
     if (!worker->scores.Prepare(place, &block)) continue;
     block.scratch = worker->engine_scratch;
     block.q_score = worker->q_score;

@@ -2,17 +2,24 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace fa2::attention {
 namespace {
 
-// Items that a plan aims at, as many as 64 cores can take.
+// Key blocks of all heads that a plan aims at, as many as 64 cores can take.
 constexpr int64_t kWantedItems = 64;
-// And what an item is worth at least: some 16 us of an AMX core's time, 100 us
-// of another's.
+// And what each of them is worth at least: some 16 us of an AMX core's time,
+// 100 us of another's.
 constexpr double kLeastOperations = 16e6;
-// Phases end with all workers waiting for the last one (some 10 us).
-constexpr int64_t kMaxPhases = 16;
+// The threads that blocks are cut for where the number of them must not matter.
+constexpr int kUsualThreads = 16;
+// Wanted key blocks that one dQ partial serves: items of different splits need
+// not wait for one another (AMX, 32 threads, H 16: two splits 5-15% faster than
+// one).
+constexpr int64_t kSplitItems = 2;
+// Keys that a split is worth.
+constexpr int64_t kLeastSplit = 256;
 // A wave of heads ends with all workers waiting a few times; each of them gets
 // at least this much of it before (some 1 ms on AMX).
 constexpr double kLeastWaveOperations = 1e9;
@@ -47,128 +54,107 @@ void ListBlocks(const Blocks& blocks, size_t sequence,
   }
 }
 
-bool Triangular(const AttentionOptions& options) {
-  return options.causal != Causal::kNone && options.window_left < 0;
+// Time of a split's items on `workers` workers, who start one query block after
+// one another and at the end wait for half an item, in cells of one key and one
+// query. A key block costs as much as some 90 keys more (AMX, D 128: 3,600
+// cycles for 32 x 32 scores in blocks of 128 keys, 2,480 in blocks of 512), a
+// query block as much as some 20 queries.
+double SplitTime(int64_t keys, int64_t queries, const simd::BlockSizes& size,
+                 int64_t workers) {
+  const int64_t items = CeilDiv(keys, size.keys);
+  const double busy =
+      static_cast<double>(std::clamp<int64_t>(workers, 1, items));
+  const double rounds =
+      static_cast<double>(items) / busy + (busy > 1.0 ? 0.5 : 0.0);
+  const double cells =
+      rounds * static_cast<double>(CeilDiv(queries, size.queries)) + busy - 1.0;
+  return cells * static_cast<double>((size.keys + 90) * (size.queries + 20));
 }
 
-}  // namespace
-
-BlockRange RangeOf(int64_t index, int64_t ranges, int64_t count, bool folded) {
-  const auto run = [count](int64_t i, int64_t runs) {
-    return Interval{count * i / runs, count * (i + 1) / runs};
-  };
-  if (!folded) return {{run(index, ranges), {}}};
-  return {{run(index, 2 * ranges), run(2 * ranges - 1 - index, 2 * ranges)}};
+// The blocks in which `workers` workers are soonest through with a split of
+// `keys` keys, a multiple of `key_unit`, and `queries` queries of all heads.
+simd::BlockSizes FastestBlocks(int64_t keys, int64_t queries,
+                               const simd::BlockSizes& largest,
+                               int64_t key_unit, int64_t query_unit,
+                               int64_t workers) {
+  simd::BlockSizes best;
+  double least = std::numeric_limits<double>::infinity();
+  simd::BlockSizes size;
+  for (int64_t count = CeilDiv(keys, largest.keys); size.keys != key_unit;
+       ++count) {
+    size = {RoundUp(CeilDiv(keys, count), key_unit), largest.queries};
+    for (;; size.queries /= 2) {
+      const double time = SplitTime(keys, queries, size, workers);
+      if (time < least) {
+        least = time;
+        best = size;
+      }
+      if (size.queries % (2 * query_unit) != 0 ||
+          size.queries < 4 * kMinBlock) {
+        break;
+      }
+    }
+  }
+  return best;
 }
 
-namespace {
-
-// Cuts one sequence, which is to get `wanted` ranges of keys.
+// Cuts one sequence, which is to get `wanted` key blocks; `workers` is its
+// share of them.
 void CutSequence(const Problem& problem, const simd::Engine& engine,
-                 const Sequence& sequence, int64_t wanted, bool may_group,
+                 const Sequence& sequence, int64_t wanted, int64_t workers,
                  BackwardSequence* s) {
   const int64_t query_unit = BlockUnit(engine.query_panel, simd::kTileQueries);
   const int64_t key_unit = BlockUnit(engine.key_panel, simd::kTileKeys);
   const simd::BlockSizes preferred =
       engine.backward_blocks(problem.head_dim, problem.value_dim);
-  s->keys.rows = sequence.nk();
-  s->queries.rows = sequence.nq();
+  const int64_t nq = sequence.nq(), nk = sequence.nk();
+  s->keys.rows = nk;
+  s->queries.rows = nq;
   s->keys.panel = engine.key_panel;
   s->queries.panel = engine.query_panel;
-  s->keys.size = FitBlock(preferred.keys, sequence.nk(), wanted, key_unit);
-  const int64_t count = s->keys.count();
-  // Phases rather than splits, of which each costs a dQ partial, as long as the
-  // query ranges hold a block.
-  const int64_t wide = std::clamp<int64_t>(
-      sequence.nq() / RoundUp(preferred.queries, query_unit), 1, kMaxPhases);
-  s->splits = std::clamp<int64_t>(CeilDiv(std::min(wanted, count), wide), 1,
-                                  kMaxSplits);
-  const bool fold = Triangular(problem.options);
-  // A power of two of ranges can be grouped in many ways. Where ranges hold
-  // several blocks, a causal mask's work is shared better by ranges of blocks
-  // and their mirror images.
-  int64_t phases = 1;
-  while (phases * s->splits < std::min(wanted, count)) phases *= 2;
-  const int64_t range_blocks = CeilDiv(count, phases * s->splits);
-  if (may_group && phases > 1 && phases <= kMaxPhases &&
-      (range_blocks == 1 || !fold)) {
-    const int64_t size =
-        FitBlock(preferred.queries, sequence.nq(), phases, query_unit);
-    // Query ranges may be empty, but no more than half of them.
-    if (phases < 2 * CeilDiv(sequence.nq(), size)) {
-      s->phases = phases;
-      s->range_keys = range_blocks * s->keys.size;
-    }
+  s->queries.run = FitBlock(preferred.queries, nq, 1, query_unit);
+  s->splits = std::clamp<int64_t>(
+      std::min(wanted / kSplitItems, nk / kLeastSplit), 1, kMaxSplits);
+  simd::BlockSizes size = {FitBlock(preferred.keys, nk, wanted, key_unit),
+                           s->queries.run};
+  if (engine.blocks_join) {
+    const int64_t unit = RoundUp(kMinBlock, key_unit);
+    s->keys.run = RoundUp(CeilDiv(std::max<int64_t>(nk, 1), s->splits), unit);
+    // Under a causal mask the first split sees most.
+    const Mask& mask = sequence.mask;
+    const double of_first = mask.Pairs({0, nq}, {0, s->keys.run}) /
+                            std::max(1.0, mask.Pairs({0, nq}, {0, nk}));
+    size = FastestBlocks(s->keys.run, nq * problem.group(),
+                         {preferred.keys, s->queries.run}, unit, query_unit,
+                         static_cast<int64_t>(std::ceil(
+                             of_first * static_cast<double>(workers))));
+  } else {
+    s->keys.run =
+        size.keys *
+        CeilDiv(CeilDiv(std::max<int64_t>(nk, 1), size.keys), s->splits);
   }
-  if (s->range_keys == 0) {
-    s->phases = std::clamp<int64_t>(
-        CeilDiv(wanted, s->splits), 1,
-        std::clamp<int64_t>(count / s->splits, 1, kMaxPhases));
-  }
-  s->queries.size =
-      FitBlock(preferred.queries, sequence.nq(), s->phases, query_unit);
-  if (s->range_keys == 0) {
-    s->phases = std::clamp<int64_t>(s->phases, 1,
-                                    std::max<int64_t>(1, s->queries.count()));
-    s->fold_keys = fold && count >= 2 * s->splits * s->phases;
-  }
-  s->fold_queries =
-      fold && s->phases > 1 && s->queries.count() >= 2 * s->phases;
-}
-
-// Items that one kv head gives to a step with ranges in groups of `group`.
-int64_t ItemsOfHead(const BackwardPlan& plan, int64_t group) {
-  int64_t count = 0;
-  for (const BackwardSequence& s : plan.sequences) {
-    count += CeilDiv(std::min(s.splits * s.phases, s.keys.count()),
-                     std::min(group, s.phases));
-  }
-  return count;
-}
-
-// Groups ranges where threads have items enough: two each to make blocks as
-// large as the engine likes, four each beyond that (AMX, 16 threads: one head
-// of 4,096 rows ran 17% faster than with one item each, 16 heads of D 64 20%
-// faster than with two). One thread takes whole splits.
-void GroupRanges(const Problem& problem, const simd::Engine& engine,
-                 int threads, BackwardPlan* plan) {
-  const simd::BlockSizes preferred =
-      engine.backward_blocks(problem.head_dim, problem.value_dim);
-  const auto items = [&](int64_t group) {
-    return problem.kv_heads * ItemsOfHead(*plan, group);
-  };
-  const auto most = [&](int64_t items_a_thread) {
-    const int64_t enough = threads > 1 ? items_a_thread * threads : 1;
-    int64_t group = 1;
-    while (group < kMaxPhases && items(2 * group) >= enough) group *= 2;
-    return group;
-  };
-  const int64_t joined = most(2);
-  const int64_t grouped = most(4);
-  for (BackwardSequence& s : plan->sequences) {
-    if (s.range_keys == 0) continue;
-    s.group = std::min(grouped, s.phases);
-    if (!engine.key_blocks_join || s.range_keys != s.keys.size) continue;
-    const int64_t widest =
-        std::min(preferred.keys, std::min(joined, s.phases) * s.range_keys);
-    while (2 * s.keys.size <= widest) s.keys.size *= 2;
-    s.group = std::max(s.group, s.keys.size / s.range_keys);
-  }
+  s->keys.size = size.keys;
+  s->queries.size = size.queries;
+  s->splits = std::max<int64_t>(1, CeilDiv(nk, s->keys.run));
 }
 
 // As few heads as keep the threads busy: what they share of the workspace stays
-// in caches (AMX, one thread: 2-5%).
+// in caches (AMX, one thread: 2-5%). But if possible a head, or sequence of
+// one, for each thread, whose dQ then stays in the caches of one core (AMX, 16
+// threads, H 16, N 4096: 15-25% faster than with two threads to a head).
 int64_t WaveHeads(const Problem& problem, double operations, int threads,
                   const BackwardPlan& plan) {
   if (threads == 1) return 1;
   int64_t items = 0;
-  for (const BackwardSequence& s : plan.sequences) {
-    items += std::min(s.splits * s.groups(), s.keys.count());
-  }
+  for (const BackwardSequence& s : plan.sequences) items += s.keys.count();
+  const auto per_thread = [threads](double wanted, int64_t have) {
+    return wanted * threads / static_cast<double>(std::max<int64_t>(have, 1));
+  };
   const double heads = static_cast<double>(problem.kv_heads);
   const double least = std::max(
-      4.0 * threads / static_cast<double>(std::max<int64_t>(items, 1)),
-      kLeastWaveOperations * threads * heads / std::max(operations, 1.0));
+      {per_thread(4.0, items),
+       per_thread(1.0, static_cast<int64_t>(plan.sequences.size())),
+       kLeastWaveOperations * threads * heads / std::max(operations, 1.0)});
   // Waves of equal size.
   return CeilDiv(problem.kv_heads,
                  std::max<int64_t>(1, static_cast<int64_t>(heads / least)));
@@ -183,69 +169,46 @@ void PlaceSequences(BackwardPlan* plan) {
     s.q_block = plan->q_blocks;
     s.k_block = plan->k_blocks;
     s.dq_block = plan->dq_blocks;
-    s.part = plan->parts;
     plan->q_rows += s.queries.padded();
     plan->k_rows += s.keys.padded();
     plan->dq_rows += s.splits * s.queries.padded();
     plan->q_blocks += s.queries.count();
     plan->k_blocks += s.keys.count();
     plan->dq_blocks += s.splits * s.queries.count();
-    plan->parts += s.splits * s.phases;
     plan->blocks.keys = std::max(plan->blocks.keys, s.keys.size);
     plan->blocks.queries = std::max(plan->blocks.queries, s.queries.size);
     const size_t index = static_cast<size_t>(&s - plan->sequences.data());
     ListBlocks(s.queries, index, &plan->query_blocks);
-    plan->shared_key_gradients |= s.phases > 1;
   }
 }
 
-// Visible pairs of an item.
-double CostOf(const BackwardSequence& s, const Mask& mask,
-              const BackwardItem& item) {
-  double cost = 0.0;
-  ForEachCell(s, item, [&](int64_t, const Interval& keys, int64_t range) {
-    const BlockRange queries =
-        RangeOf(range, s.phases, s.queries.count(), s.fold_queries);
-    for (const Interval& run : queries.runs) {
-      cost += mask.Pairs({run.begin * s.queries.size,
-                          std::min(run.end * s.queries.size, s.queries.rows)},
-                         keys);
-    }
-  });
-  return cost;
-}
-
-// The items of one step of the first wave.
-void ListItems(const Problem& problem, const BackwardUse& use, int64_t step,
-               BackwardPlan* plan) {
-  plan->step_begin.push_back(static_cast<int64_t>(plan->items.size()));
+// The chains of the first wave.
+void ListChains(const Problem& problem, const BackwardUse& use,
+                BackwardPlan* plan) {
   const int64_t sequence_count = static_cast<int64_t>(plan->sequences.size());
   const int64_t item_heads = use.share_heads ? problem.kv_heads : 1;
   for (int64_t i = 0; i < (use.share_batch ? 1 : sequence_count); ++i) {
     const BackwardSequence& s = plan->sequences[i];
-    if (step >= s.steps()) continue;
     for (int64_t split = 0; split < s.splits; ++split) {
-      for (int64_t group = 0; group < s.groups(); ++group) {
-        BackwardItem item;
-        item.step = static_cast<int32_t>(step);
-        item.split = static_cast<int32_t>(split);
-        item.group = static_cast<int32_t>(group);
-        item.sequence_begin = static_cast<int32_t>(i);
-        item.sequence_end =
-            static_cast<int32_t>(use.share_batch ? sequence_count : i + 1);
-        item.cost = CostOf(s, problem.sequences[i].mask, item);
-        for (int64_t head = 0; head < plan->wave_heads; head += item_heads) {
-          item.head_begin = static_cast<int32_t>(head);
-          item.head_end = static_cast<int32_t>(head + item_heads);
-          item.rank = static_cast<int32_t>(plan->items.size());
-          plan->items.push_back(item);
-        }
+      BackwardChain chain;
+      chain.split = static_cast<int32_t>(split);
+      chain.sequence_begin = static_cast<int32_t>(i);
+      chain.sequence_end =
+          static_cast<int32_t>(use.share_batch ? sequence_count : i + 1);
+      chain.cost = problem.sequences[i].mask.Pairs({0, s.queries.rows},
+                                                   s.keys.Run(split));
+      for (int64_t head = 0; head < plan->wave_heads; head += item_heads) {
+        chain.head_begin = static_cast<int32_t>(head);
+        chain.head_end = static_cast<int32_t>(head + item_heads);
+        chain.rank = static_cast<int32_t>(plan->chains.size());
+        plan->chains.push_back(chain);
+        plan->wave_items += s.keys.RunBlocks(split).size();
       }
     }
   }
   // std::sort, unlike stable_sort, needs no memory; the ranks make it stable.
-  std::sort(plan->items.begin() + plan->step_begin.back(), plan->items.end(),
-            [](const BackwardItem& a, const BackwardItem& b) {
+  std::sort(plan->chains.begin(), plan->chains.end(),
+            [](const BackwardChain& a, const BackwardChain& b) {
               return a.cost != b.cost ? a.cost > b.cost : a.rank < b.rank;
             });
 }
@@ -256,15 +219,15 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
                   const BackwardUse& use, BackwardPlan* plan) {
   plan->sequences.clear();
   plan->query_blocks.clear();
-  plan->items.clear();
-  plan->step_begin.clear();
-  plan->waves = plan->wave_heads = plan->steps = 0;
+  plan->chains.clear();
+  plan->wave_begin.clear();
+  plan->waves = plan->wave_heads = plan->wave_items = 0;
   plan->q_rows = plan->k_rows = plan->dq_rows = 0;
-  plan->q_blocks = plan->k_blocks = plan->dq_blocks = plan->parts = 0;
+  plan->q_blocks = plan->k_blocks = plan->dq_blocks = 0;
   plan->blocks = {0, 0};
   const int64_t sequence_count = static_cast<int64_t>(problem.sequences.size());
 
-  // Each sequence gets items by its share of the work.
+  // Each sequence gets key blocks, and workers, by its share of the work.
   double total = 0.0;
   for (const Sequence& s : problem.sequences) {
     total += s.mask.Pairs({0, s.nq()}, {0, s.nk()});
@@ -276,51 +239,50 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
                             static_cast<double>(problem.head_dim);
   const double items = std::clamp(operations / kLeastOperations, 1.0,
                                   static_cast<double>(kWantedItems));
-  plan->shared_key_gradients = owners != sequence_count * problem.kv_heads;
-  const bool may_group =
-      !use.share_batch && !use.share_heads && !use.score_gradients;
+  const int threads = use.fixed_blocks || use.share_batch || use.share_heads
+                          ? kUsualThreads
+                          : use.threads;
+  plan->shared_keys = owners != sequence_count * problem.kv_heads;
   for (const Sequence& s : problem.sequences) {
     const double pairs = s.mask.Pairs({0, s.nq()}, {0, s.nk()});
     // With shared owners every sequence must be cut alike.
     const double share = use.share_batch || total == 0.0
                              ? 1.0 / (use.share_batch ? 1 : sequence_count)
                              : pairs / total;
-    const int64_t wanted = std::max<int64_t>(
-        1,
-        std::llround(std::ceil(
-            items * share / static_cast<double>(std::max<int64_t>(heads, 1)))));
+    const auto of_head = [&](double all) {
+      return std::max<int64_t>(
+          1,
+          std::llround(std::ceil(
+              all * share / static_cast<double>(std::max<int64_t>(heads, 1)))));
+    };
+    const int64_t wanted = of_head(items);
+    const int64_t workers =
+        of_head(std::min(items, static_cast<double>(threads)));
     BackwardSequence cut;
-    CutSequence(problem, engine, s, wanted, may_group, &cut);
+    CutSequence(problem, engine, s, wanted, workers, &cut);
     plan->sequences.push_back(cut);
   }
-  GroupRanges(problem, engine, use.threads, plan);
   PlaceSequences(plan);
   if (sequence_count == 0) return;
 
   plan->wave_heads = std::max<int64_t>(
       1, use.share_heads ? problem.kv_heads
                          : WaveHeads(problem, operations, use.threads, *plan));
-  for (const BackwardSequence& s : plan->sequences) {
-    plan->steps = std::max(plan->steps, s.steps());
-  }
   plan->waves = CeilDiv(problem.kv_heads, plan->wave_heads);
-  for (int64_t step = 0; step < plan->steps; ++step) {
-    ListItems(problem, use, step, plan);
-  }
+  plan->wave_begin.push_back(0);
+  ListChains(problem, use, plan);
   // Later waves are the first with other heads.
-  plan->step_begin.push_back(static_cast<int64_t>(plan->items.size()));
+  const size_t chains = plan->chains.size();
   for (int64_t wave = 1; wave < plan->waves; ++wave) {
-    for (int64_t step = 0; step < plan->steps; ++step) {
-      for (int64_t i = plan->step_begin[step]; i < plan->step_begin[step + 1];
-           ++i) {
-        BackwardItem item = plan->items[i];
-        item.head_begin += static_cast<int32_t>(wave * plan->wave_heads);
-        item.head_end += static_cast<int32_t>(wave * plan->wave_heads);
-        if (item.head_begin < problem.kv_heads) plan->items.push_back(item);
-      }
-      plan->step_begin.push_back(static_cast<int64_t>(plan->items.size()));
+    plan->wave_begin.push_back(static_cast<int64_t>(plan->chains.size()));
+    for (size_t i = 0; i < chains; ++i) {
+      BackwardChain chain = plan->chains[i];
+      chain.head_begin += static_cast<int32_t>(wave * plan->wave_heads);
+      chain.head_end += static_cast<int32_t>(wave * plan->wave_heads);
+      if (chain.head_begin < problem.kv_heads) plan->chains.push_back(chain);
     }
   }
+  plan->wave_begin.push_back(static_cast<int64_t>(plan->chains.size()));
 }
 
 void PlanForward(const Problem& problem, const simd::Engine& engine,

@@ -108,7 +108,6 @@ HWY_INLINE void TakePart(const ScoreStream& s, int64_t key, int64_t query,
 
 HWY_INLINE void GivePart(const ScoreStream& s, int64_t key, int64_t query,
                          const float* staged) {
-  if (32 * key < s.first_key) return;
   const StreamPart p(s, key, query);
   if (!IsPlain(p) || s.add) {
     s.staging->unstage(staged, p.shape, s.add, p.matrix);

@@ -153,9 +153,9 @@ struct Engine {
                             // packed queries are padded to it
   int64_t key_panel = 0;    // packed keys are padded to it
   bool grad_left_is_score_left = false;  // one packing serves both roles
-  // A backward block of keys gives the bits that its parts would give in turn:
-  // every sum goes on from the accumulator's value, key by key.
-  bool key_blocks_join = false;
+  // A backward block gives the bits that parts of its keys or queries would
+  // give in turn: every sum goes on from the accumulator's value, row by row.
+  bool blocks_join = false;
   // P is rounded for the products: the forward pass keeps ForwardBlock's
   // row_weight, so that the weights of V still sum to 1.
   bool rounds_probabilities = false;

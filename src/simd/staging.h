@@ -39,8 +39,7 @@ struct ScoreStream {
   ScoreMatrix matrix;                       // from the block's first element
   int64_t queries = 0;  // that there are; the rest is padding
   int64_t keys = 0;
-  int64_t first_key = 0;  // those before are not given, a multiple of 32
-  bool add = false;       // to what is there
+  bool add = false;  // to what is there
 
   bool given() const { return staging != nullptr; }
 };

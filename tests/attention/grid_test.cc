@@ -184,9 +184,9 @@ TEST(AttentionGrid, FewOfManyKeysVisible) {
   }
 }
 
-// dbias of its own for every head streams out of grouped ranges, whose blocks
-// are visited in parts: each element once, zeros where a mask hides.
-TEST(AttentionGrid, BiasGradientOfGroupedRanges) {
+// dbias of its own for every head streams out: each element once, zeros where a
+// mask hides.
+TEST(AttentionGrid, BiasGradientOnAnyNumberOfThreads) {
   const Contexts contexts({1, 3, 16});
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
     for (int which = 0; which < (CasesOfSixteen() == 16 ? 4 : 1); ++which) {
@@ -206,8 +206,26 @@ TEST(AttentionGrid, BiasGradientOfGroupedRanges) {
   }
 }
 
-// Many narrow ranges of keys, which few threads take in groups.
-TEST(AttentionGrid, GroupedRangesOnAnyNumberOfThreads) {
+// A mask that hides little: blocks of few rows are all visible, large ones are
+// not, and the sizes of blocks go by the threads.
+TEST(AttentionGrid, SparseMaskOnAnyNumberOfThreads) {
+  const Contexts contexts({1, 2, 5, 16});
+  for (const DType bias : {DType::kBool, DType::kF32}) {
+    for (const DType dtype : {DType::kBF16, DType::kF32}) {
+      AttentionCase c;
+      c.dtype = dtype;
+      c.bias = bias;
+      c.bias_masked = 3e-5;
+      c.nq = CasesOfSixteen() == 16 ? 1100 : 500;
+      c.nk = CasesOfSixteen() == 16 ? 1300 : 700;
+      c.head_dim = c.value_dim = 64;
+      ExpectAttention(c, contexts.list());
+    }
+  }
+}
+
+// Grouped heads whose blocks are of other sizes on other numbers of threads.
+TEST(AttentionGrid, GroupedHeadsOnAnyNumberOfThreads) {
   if (CasesOfSixteen() < 16) return;
   const Contexts contexts({1, 2, 5, 16});
   for (const DType dtype : {DType::kBF16, DType::kF32}) {

@@ -1,10 +1,10 @@
-// The plan of the backward: every key meets every query once, no two items of a
-// step add to the same sums, and no sum's order depends on the number of
-// threads.
+// The plan of the backward: every key meets every query once, and no sum's
+// order depends on the number of threads.
 #include "src/attention/plan.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -24,7 +24,7 @@ simd::Engine EngineOf(bool joins) {
   simd::Engine engine;
   engine.query_panel = 32;
   engine.key_panel = 32;
-  engine.key_blocks_join = joins;
+  engine.blocks_join = joins;
   engine.backward_blocks = [](int64_t head_dim, int64_t) {
     return head_dim <= 64 ? simd::BlockSizes{1024, 512}
                           : simd::BlockSizes{256, 256};
@@ -48,59 +48,66 @@ Problem ProblemOf(const Shape& shape) {
   return problem;
 }
 
-// What a plan adds to each sum, in order.
+// What a plan adds to each sum, in order, in units of rows that no plan cuts.
 struct Sums {
-  // [split, query block]: units of keys that dQ's partial adds.
-  std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> query;
-  // [unit of keys]: query blocks that dK and dV add.
+  // [unit of queries]: units of keys that each of dQ's partials adds.
+  std::map<int64_t, std::vector<std::vector<int64_t>>> query;
+  // [unit of keys]: units of queries that dK and dV add.
   std::map<int64_t, std::vector<int64_t>> key;
 };
 
-// The sums of the first head; checks what holds within a plan.
+// The sums of the first head, in the order that BackwardChain tells; checks
+// what holds within a plan.
 void ReadPlan(const BackwardPlan& plan, Sums* sums) {
   const BackwardSequence& s = plan.sequences[0];
-  std::map<int64_t, std::pair<int64_t, int64_t>> visits;  // [block] steps
-  std::map<int64_t, int64_t> last_step;
-  for (int64_t step = 0; step < plan.steps; ++step) {
-    std::map<std::pair<int64_t, int64_t>, int64_t> query_owner;
-    std::map<int64_t, int64_t> key_owner;
-    for (int64_t i = plan.step_begin[step]; i < plan.step_begin[step + 1];
-         ++i) {
-      const BackwardItem& item = plan.items[i];
-      if (item.head_begin != 0) continue;
-      ASSERT_EQ(item.step, step);
-      ForEachCell(s, item, [&](int64_t block, Interval keys, int64_t range) {
-        visits.insert({block, {step, step}}).first->second.second = step;
-        last_step[block] = LastStep(s, item, block);
-        ASSERT_EQ(key_owner.insert({block, i}).first->second, i);
-        const BlockRange queries =
-            RangeOf(range, s.phases, s.queries.count(), s.fold_queries);
-        for (const Interval& run : queries.runs) {
-          for (int64_t qb = run.begin; qb < run.end; ++qb) {
-            const std::pair<int64_t, int64_t> rows = {item.split, qb};
-            ASSERT_EQ(query_owner.insert({rows, i}).first->second, i);
-            for (int64_t key = keys.begin; key < keys.end; key += kUnit) {
-              sums->query[rows].push_back(key / kUnit);
-              sums->key[key / kUnit].push_back(qb);
-            }
+  std::vector<int> key_visits(static_cast<size_t>(s.keys.rows));
+  std::vector<int64_t> splits;
+  int64_t items = 0;
+  for (int64_t c = 0; c < plan.wave_begin[1]; ++c) {
+    const BackwardChain& chain = plan.chains[c];
+    const Interval blocks = s.keys.RunBlocks(chain.split);
+    items += blocks.size();
+    if (chain.head_begin != 0) continue;
+    splits.push_back(chain.split);
+    for (int64_t kb = blocks.begin; kb < blocks.end; ++kb) {
+      const Interval keys = s.keys.Block(kb);
+      ASSERT_FALSE(keys.empty());
+      ASSERT_LE(keys.size(), s.keys.size);
+      ASSERT_LE(s.keys.size, plan.blocks.keys);
+      ASSERT_GE(keys.begin, s.keys.Run(chain.split).begin);
+      ASSERT_LE(keys.end, s.keys.Run(chain.split).end);
+      for (int64_t k = keys.begin; k < keys.end; ++k) ++key_visits[k];
+      std::vector<int64_t> query_blocks;
+      for (int64_t run = s.queries.runs() - 1; run >= 0; --run) {
+        const Interval of_run = s.queries.RunBlocks(run);
+        for (int64_t b = of_run.begin; b < of_run.end; ++b) {
+          query_blocks.push_back(b);
+        }
+      }
+      for (const int64_t qb : query_blocks) {
+        const Interval queries = s.queries.Block(qb);
+        for (int64_t q = queries.begin; q < queries.end; q += kUnit) {
+          auto& partials = sums->query[q / kUnit];
+          partials.resize(static_cast<size_t>(s.splits));
+          for (int64_t k = keys.begin; k < keys.end; k += kUnit) {
+            partials[static_cast<size_t>(chain.split)].push_back(k / kUnit);
           }
         }
-      });
+        // Within a block, and from block to block, as the engine adds them.
+        for (int64_t k = keys.begin; k < keys.end; k += kUnit) {
+          auto& units = sums->key[k / kUnit];
+          for (int64_t q = queries.begin; q < queries.end; q += kUnit) {
+            units.push_back(q / kUnit);
+          }
+        }
+      }
     }
   }
-  EXPECT_EQ(static_cast<int64_t>(visits.size()), s.keys.count());
-  for (const auto& [block, steps] : visits) {
-    EXPECT_EQ(steps.first, 0) << "block " << block;
-    EXPECT_EQ(steps.second, last_step[block]) << "block " << block;
-  }
-  const int64_t units = (s.keys.rows + kUnit - 1) / kUnit;
-  EXPECT_EQ(static_cast<int64_t>(sums->key.size()),
-            s.queries.count() > 0 ? units : 0);
-  for (const auto& [unit, blocks] : sums->key) {
-    std::vector<int> count(static_cast<size_t>(s.queries.count()));
-    for (int64_t block : blocks) ++count[static_cast<size_t>(block)];
-    for (int n : count) EXPECT_EQ(n, 1) << "keys from " << unit * kUnit;
-  }
+  EXPECT_LE(items, plan.wave_items);
+  std::sort(splits.begin(), splits.end());
+  ASSERT_EQ(static_cast<int64_t>(splits.size()), s.splits);
+  for (int64_t i = 0; i < s.splits; ++i) EXPECT_EQ(splits[i], i);
+  for (const int visits : key_visits) ASSERT_EQ(visits, 1);
 }
 
 class PlanTest : public testing::TestWithParam<bool> {};
@@ -121,8 +128,9 @@ TEST_P(PlanTest, SumsDoNotDependOnThreads) {
   }
   for (const Shape& shape : shapes) {
     const Problem problem = ProblemOf(shape);
-    for (const bool score_gradients : {false, true}) {
+    for (const bool fixed : {false, true}) {
       Sums alone;
+      simd::BlockSizes sizes;
       for (const int threads : {1, 2, 3, 8, 16, 64}) {
         SCOPED_TRACE("heads " + std::to_string(shape.heads) + " nq " +
                      std::to_string(shape.nq) + " nk " +
@@ -131,19 +139,36 @@ TEST_P(PlanTest, SumsDoNotDependOnThreads) {
                      (shape.causal ? " causal" : "") + " threads " +
                      std::to_string(threads));
         BackwardUse use;
-        use.score_gradients = score_gradients;
+        use.fixed_blocks = fixed;
         use.threads = threads;
         BackwardPlan plan;
         PlanBackward(problem, engine, use, &plan);
         Sums sums;
         ReadPlan(plan, &sums);
         if (HasFatalFailure()) return;
+        const size_t key_units =
+            static_cast<size_t>((shape.nk + kUnit - 1) / kUnit);
+        const size_t query_units =
+            static_cast<size_t>((shape.nq + kUnit - 1) / kUnit);
+        for (const auto& [unit, partials] : sums.query) {
+          size_t terms = 0;
+          for (const auto& partial : partials) terms += partial.size();
+          EXPECT_EQ(terms, key_units) << "queries from " << unit * kUnit;
+        }
+        for (const auto& [unit, terms] : sums.key) {
+          EXPECT_EQ(terms.size(), query_units) << "keys from " << unit * kUnit;
+        }
         if (threads == 1) {
           alone = sums;
+          sizes = {plan.sequences[0].keys.size, plan.sequences[0].queries.size};
           continue;
         }
         EXPECT_EQ(sums.query, alone.query);
         EXPECT_EQ(sums.key, alone.key);
+        if (fixed) {
+          EXPECT_EQ(plan.sequences[0].keys.size, sizes.keys);
+          EXPECT_EQ(plan.sequences[0].queries.size, sizes.queries);
+        }
       }
     }
   }
