@@ -1,5 +1,5 @@
-// The pre-pass of the backward: every operand packed once a head, and the row
-// statistics lse and delta, padded.
+// What the backward packs, once a head: Q and dO with the row statistics lse
+// and delta, padded, before the items; K and V by the item of their block.
 #include <cmath>
 #include <cstring>
 #include <limits>

@@ -66,7 +66,7 @@ class BackwardRun {
 
   void RunWave(threading::Team& team, int64_t wave);
 
-  // Pre-pass.
+  // Packing.
   // Packs rows for a score role and, if wanted, for a gradient role, which gets
   // zeros for NaN and infinity. Returns whether there are none.
   bool Pack(simd::Role score, const simd::Rows& rows, int64_t padded,

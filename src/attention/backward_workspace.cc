@@ -59,11 +59,9 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
       args.dalibi_slopes.given()
           ? static_cast<size_t>(plan.k_blocks * problem.q_heads)
           : 0);
-  size_t chains = 0;
-  for (int64_t w = 0; w < plan.waves; ++w) {
-    chains = std::max(chains, static_cast<size_t>(plan.wave_begin[w + 1] -
-                                                  plan.wave_begin[w]));
-  }
+  // The first wave has as many as any.
+  const size_t chains =
+      plan.waves > 0 ? static_cast<size_t>(plan.wave_begin[1]) : 0;
   chains_ = carver->Take<threading::Wavefront::Chain>(chains);
   counters_ = carver->Take<threading::Wavefront::Counter>(
       chains + static_cast<size_t>(plan.wave_items));

@@ -6,8 +6,6 @@
 namespace fa2::attention {
 namespace {
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Whether an element masks: false, or -inf of a float dtype (told by its bits).
 bool Masks(const char* element, DType dtype) {
   switch (dtype) {

@@ -3,12 +3,6 @@
 #include <algorithm>
 
 namespace fa2::attention {
-namespace {
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-}  // namespace
-
 BlockScores::BlockScores(const Problem& problem, const simd::Engine& engine,
                          const simd::StagingKernels& staging,
                          const BiasTiles& bias_tiles,

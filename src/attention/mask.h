@@ -12,6 +12,8 @@
 
 namespace fa2::attention {
 
+constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // Half-open interval of positions.
 struct Interval {
   int64_t begin = 0;

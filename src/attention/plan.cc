@@ -26,8 +26,6 @@ constexpr double kLeastWaveOperations = 1e9;
 // A block smaller than this does not amortise the calls around it.
 constexpr int64_t kMinBlock = 64;
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return CeilDiv(value, multiple) * multiple;
 }
@@ -98,11 +96,11 @@ simd::BlockSizes FastestBlocks(int64_t keys, int64_t queries,
   return best;
 }
 
-// Cuts one sequence, which is to get `wanted` key blocks; `workers` is its
-// share of them.
+// Cuts one sequence of `pairs` visible pairs, which is to get `wanted` key
+// blocks; `workers` is its share of them.
 void CutSequence(const Problem& problem, const simd::Engine& engine,
-                 const Sequence& sequence, int64_t wanted, int64_t workers,
-                 BackwardSequence* s) {
+                 const Sequence& sequence, double pairs, int64_t wanted,
+                 int64_t workers, BackwardSequence* s) {
   const int64_t query_unit = BlockUnit(engine.query_panel, simd::kTileQueries);
   const int64_t key_unit = BlockUnit(engine.key_panel, simd::kTileKeys);
   const simd::BlockSizes preferred =
@@ -115,33 +113,34 @@ void CutSequence(const Problem& problem, const simd::Engine& engine,
   s->queries.run = FitBlock(preferred.queries, nq, 1, query_unit);
   s->splits = std::clamp<int64_t>(
       std::min(wanted / kSplitItems, nk / kLeastSplit), 1, kMaxSplits);
-  simd::BlockSizes size = {FitBlock(preferred.keys, nk, wanted, key_unit),
-                           s->queries.run};
   if (engine.blocks_join) {
     const int64_t unit = RoundUp(kMinBlock, key_unit);
     s->keys.run = RoundUp(CeilDiv(std::max<int64_t>(nk, 1), s->splits), unit);
     // Under a causal mask the first split sees most.
-    const Mask& mask = sequence.mask;
-    const double of_first = mask.Pairs({0, nq}, {0, s->keys.run}) /
-                            std::max(1.0, mask.Pairs({0, nq}, {0, nk}));
-    size = FastestBlocks(s->keys.run, nq * problem.group(),
-                         {preferred.keys, s->queries.run}, unit, query_unit,
-                         static_cast<int64_t>(std::ceil(
-                             of_first * static_cast<double>(workers))));
+    const double of_first =
+        sequence.mask.Pairs({0, nq}, {0, s->keys.run}) / std::max(1.0, pairs);
+    const simd::BlockSizes size =
+        FastestBlocks(s->keys.run, nq * problem.group(),
+                      {preferred.keys, s->queries.run}, unit, query_unit,
+                      static_cast<int64_t>(
+                          std::ceil(of_first * static_cast<double>(workers))));
+    s->keys.size = size.keys;
+    s->queries.size = size.queries;
   } else {
+    s->keys.size = FitBlock(preferred.keys, nk, wanted, key_unit);
+    s->queries.size = s->queries.run;
     s->keys.run =
-        size.keys *
-        CeilDiv(CeilDiv(std::max<int64_t>(nk, 1), size.keys), s->splits);
+        s->keys.size *
+        CeilDiv(CeilDiv(std::max<int64_t>(nk, 1), s->keys.size), s->splits);
   }
-  s->keys.size = size.keys;
-  s->queries.size = size.queries;
   s->splits = std::max<int64_t>(1, CeilDiv(nk, s->keys.run));
 }
 
 // As few heads as keep the threads busy: what they share of the workspace stays
 // in caches (AMX, one thread: 2-5%). But if possible a head, or sequence of
 // one, for each thread, whose dQ then stays in the caches of one core (AMX, 16
-// threads, H 16, N 4096: 15-25% faster than with two threads to a head).
+// threads, H 16, N 4096, against two threads to a head: D 128 and 256 25-40%
+// faster, D 64 the same).
 int64_t WaveHeads(const Problem& problem, double operations, int threads,
                   const BackwardPlan& plan) {
   if (threads == 1) return 1;
@@ -239,9 +238,7 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
                             static_cast<double>(problem.head_dim);
   const double items = std::clamp(operations / kLeastOperations, 1.0,
                                   static_cast<double>(kWantedItems));
-  const int threads = use.fixed_blocks || use.share_batch || use.share_heads
-                          ? kUsualThreads
-                          : use.threads;
+  const int threads = use.fixed_blocks ? kUsualThreads : use.threads;
   plan->shared_keys = owners != sequence_count * problem.kv_heads;
   for (const Sequence& s : problem.sequences) {
     const double pairs = s.mask.Pairs({0, s.nq()}, {0, s.nk()});
@@ -259,7 +256,7 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
     const int64_t workers =
         of_head(std::min(items, static_cast<double>(threads)));
     BackwardSequence cut;
-    CutSequence(problem, engine, s, wanted, workers, &cut);
+    CutSequence(problem, engine, s, pairs, wanted, workers, &cut);
     plan->sequences.push_back(cut);
   }
   PlaceSequences(plan);

@@ -28,7 +28,7 @@ struct Blocks {
   int64_t count() const {
     return rows / run * CountOf(run) + CountOf(rows % run);
   }
-  int64_t runs() const { return (rows + run - 1) / run; }
+  int64_t runs() const { return CeilDiv(rows, run); }
   Interval Block(int64_t index) const {
     const int64_t in_run = CountOf(std::min(run, rows));
     const Interval rows_of_run = Run(index / in_run);
@@ -44,13 +44,13 @@ struct Blocks {
     return {begin, begin + CountOf(Run(index).size())};
   }
   // Rows with the last block padded to whole panels.
-  int64_t padded() const { return (rows + panel - 1) / panel * panel; }
+  int64_t padded() const { return CeilDiv(rows, panel) * panel; }
   int64_t Padded(const Interval& block) const {
-    return (block.size() + panel - 1) / panel * panel;
+    return CeilDiv(block.size(), panel) * panel;
   }
 
  private:
-  int64_t CountOf(int64_t part) const { return (part + size - 1) / size; }
+  int64_t CountOf(int64_t part) const { return CeilDiv(part, size); }
 };
 
 // Block `block` of sequence `sequence`.

@@ -90,7 +90,8 @@ class Wavefront {
       for (;;) {
         const Chain* const most = std::max_element(
             chains, chains + count, [](const Chain& a, const Chain& b) {
-              return Left(a) * a.cost < Left(b) * b.cost;
+              return static_cast<double>(Left(a)) * a.cost <
+                     static_cast<double>(Left(b)) * b.cost;
             });
         if (Left(*most) <= 0) return;
         work_through(most - chains, worker);
@@ -99,9 +100,8 @@ class Wavefront {
   }
 
  private:
-  static double Left(const Chain& chain) {
-    return static_cast<double>(
-        chain.items - chain.claimed->value.load(std::memory_order_relaxed));
+  static int64_t Left(const Chain& chain) {
+    return chain.items - chain.claimed->value.load(std::memory_order_relaxed);
   }
 };
 
