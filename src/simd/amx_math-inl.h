@@ -7,6 +7,7 @@
 #include <immintrin.h>
 
 #include "hwy/highway.h"
+#include "src/simd/exp-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
@@ -27,37 +28,21 @@ class FlushSubnormals {
   const unsigned before_;
 };
 
-// 2^x = mantissa * 2^exponent, the exponent rounded down. Minimax polynomials
-// of 2^f on [0, 1), relative error 7.5e-5 for degree 3 and 2.6e-6 for degree 4,
-// and on [-1/2, 1/2] 2e-9 for degree 6. vreduceps gives the fraction and
-// vscalefps floors its exponent, so nothing else is needed.
+// 2^x = mantissa * 2^exponent, the exponent rounded down. Degrees 3 and 4 are
+// RoughExp2Fraction's; degree 6, a minimax polynomial on [-1/2, 1/2], errs by
+// 2e-9. vreduceps gives the fraction and vscalefps floors its exponent, so
+// nothing else is needed.
 struct PowerOfTwo {
   __m512 mantissa;
   __m512 exponent;
 };
 
 template <int kDegree>
-HWY_INLINE PowerOfTwo Exp2Parts(__m512 x);
-
-template <>
-HWY_INLINE PowerOfTwo Exp2Parts<3>(__m512 x) {
-  const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | 8);
-  __m512 p = _mm512_set1_ps(0.07802452f);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.22606716f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69583354f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.99992522f));
-  return {p, x};
-}
-
-template <>
-HWY_INLINE PowerOfTwo Exp2Parts<4>(__m512 x) {
-  const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | 8);
-  __m512 p = _mm512_set1_ps(0.013534168f);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.05201146f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.24144275f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.69300383f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0000026f));
-  return {p, x};
+HWY_INLINE PowerOfTwo Exp2Parts(__m512 x) {
+  using D = hwy::HWY_NAMESPACE::FixedTag<float, 16>;
+  const hwy::HWY_NAMESPACE::Vec<D> f{
+      _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | 8)};
+  return {RoughExp2Fraction<kDegree>(D(), f).raw, x};
 }
 
 template <>
