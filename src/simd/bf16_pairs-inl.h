@@ -1,6 +1,6 @@
 // Pairs of bf16 for LaneEngine: a 32-bit lane holds two neighbours along the
 // summed dimension, the first in its low half, and one instruction adds both
-// products to an f32 lane.
+// products to an f32 lane. How they are made, in registers and when packed.
 
 // Included for one Highway target only, bf16dot_target.h.
 #ifndef FA2_SRC_SIMD_BF16_PAIRS_INL_H_
@@ -14,7 +14,6 @@
 #include "src/simd/engine.h"
 #include "src/simd/load-inl.h"
 #include "src/simd/pack-inl.h"
-#include "src/simd/score_arrays-inl.h"
 #include "src/simd/store-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -30,6 +29,10 @@ struct Bf16Pairs {
   using Sum = float;
   static constexpr size_t kPerLane = 2;
   static constexpr size_t kTerms = kTermsOfP;
+  // Rounding costs P 2^-9, with two terms 2^-17. The logsumexp is not rounded:
+  // degree 3 errs by 7.5e-5 there.
+  static constexpr int kExpDegree = kTermsOfP == 1 ? 3 : 4;
+  static constexpr int kForwardExpDegree = 4;
 
   template <class D>
   static HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> Right(
@@ -62,72 +65,117 @@ struct Bf16Pairs {
   }
 };
 
-// Two vectors of a row as bf16, to nearest even.
 template <class D>
-HWY_INLINE void StoreRounded(D d, hn::Vec<D> low, hn::Vec<D> high,
-                             uint16_t* HWY_RESTRICT out) {
+using Bf16Vec = hn::Vec<hn::Repartition<uint16_t, D>>;
+template <class D>
+using PairsVec = hn::Vec<hn::RebindToUnsigned<D>>;
+
+// Two vectors as bf16, to nearest even, `low` first.
+template <class D>
+HWY_INLINE Bf16Vec<D> RoundTwo(D d, hn::Vec<D> low, hn::Vec<D> high) {
 #if HWY_ARCH_X86
   (void)d;
-  const hn::Repartition<uint16_t, D> d16;
-  hn::Vec<decltype(d16)> rounded;
+  Bf16Vec<D> rounded;
   asm("vcvtne2ps2bf16 %1, %2, %0"
       : "=v"(rounded.raw)
       : "v"(low.raw), "v"(high.raw));
-  hn::StoreU(rounded, d16, out);
+  return rounded;
 #else
-  StoreNarrow(d, StoredBF16(), low, out);
-  StoreNarrow(d, StoredBF16(), high, out + hn::Lanes(d));
+  const hn::Repartition<uint16_t, D> d16;
+  return hn::Combine(d16, NarrowToBf16(d, high), NarrowToBf16(d, low));
 #endif
 }
 
-// A row of `width` f32, a multiple of two vectors, as bf16; `rest`, if not
-// nullptr, gets what rounding took away and may be `row` itself.
-template <class D>
-HWY_INLINE void RoundRow(D d, const float* row, size_t width,
-                         uint16_t* HWY_RESTRICT out, float* rest = nullptr) {
-  const size_t lanes = hn::Lanes(d);
-  for (size_t col = 0; col < width; col += 2 * lanes) {
-    const auto low = hn::Load(d, row + col);
-    const auto high = hn::Load(d, row + col + lanes);
-    StoreRounded(d, low, high, out + col);
-    if (rest == nullptr) continue;
-    for (size_t c = col; c < col + 2 * lanes; c += lanes) {
-      hn::Store(
-          hn::Sub(hn::Load(d, row + c), LoadWide(d, StoredBF16(), out + c)), d,
-          rest + c);
-    }
+#if HWY_ARCH_X86
+// Indices of words: first, second, first + 1, second + 1, ...
+struct WordOrder {
+  uint16_t word[32];
+};
+constexpr WordOrder Alternate(uint16_t first, uint16_t second) {
+  WordOrder order{};
+  for (uint16_t i = 0; i < 16; ++i) {
+    order.word[2 * i] = static_cast<uint16_t>(first + i);
+    order.word[2 * i + 1] = static_cast<uint16_t>(second + i);
   }
+  return order;
 }
+// Those of a second vector begin at 32.
+alignas(64) inline constexpr WordOrder kLowerWords = Alternate(0, 32);
+alignas(64) inline constexpr WordOrder kUpperWords = Alternate(16, 48);
+alignas(64) inline constexpr WordOrder kHalvesOfWords = Alternate(0, 16);
+#endif
 
-// Pairs of two rows of `width` bf16, whole vectors of d.
+// What rounding took away from `low` and `high`.
 template <class D>
-HWY_INLINE void InterleaveRows(D d, const uint16_t* HWY_RESTRICT even,
-                               const uint16_t* HWY_RESTRICT odd, size_t width,
-                               uint32_t* HWY_RESTRICT pairs) {
+HWY_INLINE void Rest(D d, Bf16Vec<D> rounded, hn::Vec<D>& low,
+                     hn::Vec<D>& high) {
   const hn::RebindToUnsigned<D> du;
-  const hn::Rebind<uint16_t, D> d16;
-  for (size_t col = 0; col < width; col += hn::Lanes(d)) {
-    const auto low = hn::PromoteTo(du, hn::LoadU(d16, even + col));
-    const auto high = hn::PromoteTo(du, hn::LoadU(d16, odd + col));
-    hn::StoreU(hn::Or(low, hn::ShiftLeft<16>(high)), du, pairs + col);
-  }
+  const hn::Repartition<uint16_t, D> d16;
+  const auto wide = [&](auto half) HWY_ATTR {
+    return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, half)));
+  };
+  low = hn::Sub(low, wide(hn::LowerHalf(rounded)));
+  high = hn::Sub(high, wide(hn::UpperHalf(hn::Half<decltype(d16)>(), rounded)));
 }
 
-// Copies `count` bf16 and fills up to `padded` with zeros. With finite_only
-// those that are not finite become 0. Returns whether all are finite.
-inline bool CopyBf16(const uint16_t* HWY_RESTRICT from, size_t count,
-                     size_t padded, bool finite_only,
-                     uint16_t* HWY_RESTRICT to) {
-  constexpr uint16_t kExponent = 0x7F80;
-  uint16_t bad = 0;
-  for (size_t i = 0; i < count; ++i) {
-    const uint16_t x = from[i];
-    const uint16_t non_finite = (x & kExponent) == kExponent ? 0xFFFF : 0;
-    bad |= non_finite;
-    to[i] = finite_only ? static_cast<uint16_t>(x & ~non_finite) : x;
+// Pairs of the lanes of two rows: of their first halves, and of their second.
+template <class D>
+HWY_INLINE void Interleave(D d, Bf16Vec<D> even, Bf16Vec<D> odd,
+                           PairsVec<D>& low, PairsVec<D>& high) {
+#if HWY_ARCH_X86
+  (void)d;
+  low.raw = _mm512_permutex2var_epi16(even.raw, _mm512_load_si512(&kLowerWords),
+                                      odd.raw);
+  high.raw = _mm512_permutex2var_epi16(
+      even.raw, _mm512_load_si512(&kUpperWords), odd.raw);
+#else
+  const hn::Repartition<uint16_t, D> d16;
+  const hn::RebindToUnsigned<D> du;
+  low = hn::BitCast(du, hn::InterleaveLower(d16, even, odd));
+  high = hn::BitCast(du, hn::InterleaveUpper(d16, even, odd));
+#endif
+}
+
+// Pairs of the lanes of the first and the second half of one vector.
+template <class D>
+HWY_INLINE PairsVec<D> InterleaveHalves(D d, Bf16Vec<D> v) {
+#if HWY_ARCH_X86
+  (void)d;
+  return PairsVec<D>{
+      _mm512_permutexvar_epi16(_mm512_load_si512(&kHalvesOfWords), v.raw)};
+#else
+  const hn::Repartition<uint16_t, D> d16;
+  return hn::BitCast(
+      hn::RebindToUnsigned<D>(),
+      hn::InterleaveLower(d16, v, hn::ConcatUpperUpper(d16, v, v)));
+#endif
+}
+
+// The first `count` bf16 of a row, at most a vector of them, zeros behind them.
+// `greatest` becomes the maximum of itself and their exponent bits; with
+// finite_only those that are not finite become 0.
+template <class D16>
+HWY_INLINE hn::Vec<D16> LoadBf16(D16 d16, const uint16_t* HWY_RESTRICT p,
+                                 size_t count, bool finite_only,
+                                 hn::Vec<D16>& greatest) {
+  const auto exponent = hn::Set(d16, uint16_t{0x7F80});
+  hn::Vec<D16> x;
+  if (count >= hn::Lanes(d16)) {
+    x = hn::LoadU(d16, p);
+  } else {
+    HWY_ALIGN uint16_t tail[HWY_MAX_BYTES / sizeof(uint16_t)] = {};
+    std::copy_n(p, count, tail);
+    x = hn::Load(d16, tail);
   }
-  std::fill_n(to + count, padded - count, uint16_t{0});
-  return bad == 0;
+  const auto bits = hn::And(x, exponent);
+  greatest = hn::Max(greatest, bits);
+  return finite_only ? hn::IfThenZeroElse(hn::Eq(bits, exponent), x) : x;
+}
+
+// Whether LoadBf16 has met finite elements only.
+template <class D16>
+HWY_INLINE bool AllFinite(D16 d16, hn::Vec<D16> greatest) {
+  return hn::AllTrue(d16, hn::Lt(greatest, hn::Set(d16, uint16_t{0x7F80})));
 }
 
 template <size_t kTerms>
@@ -136,131 +184,48 @@ struct LanePacker<Bf16Pairs<kTerms>> {
   static HWY_INLINE bool AlongRow(D d, StoredBF16, const uint16_t* row,
                                   size_t depth, bool finite_only,
                                   uint32_t* HWY_RESTRICT out) {
-    const size_t padded = 2 * ScoreStride<Bf16Pairs<kTerms>>(d, depth);
-    return CopyBf16(row, depth, padded, finite_only,
-                    reinterpret_cast<uint16_t*>(out));
+    const hn::Repartition<uint16_t, D> d16;
+    auto greatest = hn::Zero(d16);
+    for (size_t i = 0; i < depth; i += hn::Lanes(d16)) {
+      hn::Store(LoadBf16(d16, row + i, depth - i, finite_only, greatest), d16,
+                reinterpret_cast<uint16_t*>(out) + i);
+    }
+    return AllFinite(d16, greatest);
+  }
+  template <class D>
+  static HWY_INLINE bool Finite(D /*d*/, StoredBF16, const uint16_t* row,
+                                size_t depth) {
+    const hn::Repartition<uint16_t, D> d16;
+    auto greatest = hn::Zero(d16);
+    for (size_t i = 0; i < depth; i += hn::Lanes(d16)) {
+      LoadBf16(d16, row + i, depth - i, false, greatest);
+    }
+    return AllFinite(d16, greatest);
   }
   template <class D>
   static HWY_INLINE bool AcrossRows(D d, StoredBF16, const uint16_t* first,
                                     int64_t row_stride, size_t rows,
                                     size_t columns, bool finite_only,
                                     uint32_t* HWY_RESTRICT out) {
-    constexpr size_t kPart = 256;
-    HWY_ALIGN uint16_t even[kPart], odd[kPart];
-    bool finite = true;
-    for (size_t c0 = 0; c0 < columns; c0 += kPart) {
-      const size_t count = std::min(kPart, columns - c0);
-      const size_t padded = RowStride(d, count);
-      finite &= CopyBf16(first + c0, count, padded, finite_only, even);
-      finite &= CopyBf16(first + c0 + (rows > 1 ? row_stride : 0),
-                         rows > 1 ? count : 0, padded, finite_only, odd);
-      InterleaveRows(d, even, odd, padded, out + c0);
-    }
-    return finite;
-  }
-};
-
-// The scores of one panel are f32 until its fused pass is through.
-template <size_t kTerms>
-class BackwardScores<Bf16Pairs<kTerms>> {
- public:
-  BackwardScores(void* scratch, size_t width, size_t keys, size_t queries)
-      : width_(width),
-        panel_(keys * width),
-        block_(keys * queries),
-        s_(static_cast<float*>(scratch)),
-        dp_(s_ + panel_),
-        ds_right_(reinterpret_cast<uint32_t*>(dp_ + panel_)),
-        left_(reinterpret_cast<uint16_t*>(ds_right_ + panel_ / 2)) {}
-
-  static size_t Bytes(size_t width, size_t keys, size_t queries) {
-    return keys * width * (2 * sizeof(float) + sizeof(uint16_t)) +
-           keys * queries * (kTerms + 1) * sizeof(uint16_t);
-  }
-
-  float* s(size_t /*panel*/) const { return s_; }
-  float* dp(size_t /*panel*/) const { return dp_; }
-
-  template <class D>
-  void Finish(D d, size_t panel, size_t begin, size_t end) const {
-    uint16_t* p = left_ + panel * panel_;
-    uint16_t* ds = p + kTerms * block_;
-    for (size_t key = begin; key < end; key += 2) {
-      const size_t even = key * width_;
-      const size_t odd = even + width_;
-      for (size_t at : {even, odd}) {
-        RoundRow(d, s_ + at, width_, p + at, kTerms > 1 ? s_ + at : nullptr);
-        if (kTerms > 1) RoundRow(d, s_ + at, width_, p + block_ + at);
-        RoundRow(d, dp_ + at, width_, ds + at);
+    const hn::Repartition<uint16_t, D> d16;
+    const hn::RebindToUnsigned<D> du;
+    const size_t lanes = hn::Lanes(d);
+    auto greatest = hn::Zero(d16);
+    for (size_t c = 0; c < columns; c += 2 * lanes) {
+      const size_t left = columns - c;
+      const auto even = LoadBf16(d16, first + c, left, finite_only, greatest);
+      auto odd = hn::Zero(d16);
+      if (rows > 1) {
+        odd =
+            LoadBf16(d16, first + row_stride + c, left, finite_only, greatest);
       }
-      InterleaveRows(d, ds + even, ds + odd, width_, ds_right_ + even / 2);
+      PairsVec<D> low, high;
+      Interleave(d, even, odd, low, high);
+      hn::Store(low, du, out + c);
+      if (left > lanes) hn::Store(high, du, out + c + lanes);
     }
+    return AllFinite(d16, greatest);
   }
-
-  const uint32_t* p(size_t term) const {
-    return reinterpret_cast<const uint32_t*>(left_ + term * block_);
-  }
-  const uint32_t* ds() const { return p(kTerms); }
-  const uint32_t* ds_right(size_t /*panel*/) const { return ds_right_; }
-
- private:
-  size_t width_, panel_, block_;
-  float *s_, *dp_;
-  uint32_t* ds_right_;
-  uint16_t* left_;  // the terms of P, then dS
-};
-
-template <size_t kTerms>
-class ForwardScores<Bf16Pairs<kTerms>> {
- public:
-  ForwardScores(void* scratch, size_t width, size_t keys)
-      : width_(width),
-        panel_(keys * width),
-        s_(static_cast<float*>(scratch)),
-        pairs_(reinterpret_cast<uint32_t*>(s_ + panel_)),
-        rows_(reinterpret_cast<uint16_t*>(pairs_ + kTerms * panel_ / 2)) {}
-
-  static size_t Bytes(size_t width, size_t keys) {
-    return keys * width * (sizeof(float) + kTerms * sizeof(uint16_t)) +
-           2 * width * sizeof(uint16_t);
-  }
-
-  float* s() const { return s_; }
-
-  template <class D>
-  void Finish(D d, size_t begin, size_t end, float* row_weight) const {
-    using Op = Bf16Pairs<kTerms>;
-    for (size_t term = 0; term < kTerms; ++term) {
-      uint32_t* pairs = pairs_ + term * (panel_ / 2);
-      for (size_t key = begin; key < end; key += 2) {
-        for (size_t i = 0; i < 2; ++i) {
-          float* row = s_ + (key + i) * width_;
-          RoundRow(d, row, width_, rows_ + i * width_,
-                   term + 1 < kTerms ? row : nullptr);
-        }
-        InterleaveRows(d, rows_, rows_ + width_, width_,
-                       pairs + key / 2 * width_);
-      }
-    }
-    if (row_weight == nullptr) return;
-    constexpr uint32_t kOnes = 0x3F803F80;
-    for (size_t col = 0; col < width_; col += hn::Lanes(d)) {
-      auto sum = hn::Load(d, row_weight + col);
-      for (size_t pair = begin / 2; pair < end / 2; ++pair) {
-        sum = Op::Accumulate(Op::Left(d, &kOnes),
-                             Op::Right(d, pairs_ + pair * width_ + col), sum);
-      }
-      hn::Store(sum, d, row_weight + col);
-    }
-  }
-
-  const uint32_t* p(size_t term) const { return pairs_ + term * (panel_ / 2); }
-
- private:
-  size_t width_, panel_;
-  float* s_;
-  uint32_t* pairs_;
-  uint16_t* rows_;  // two
 };
 
 }  // namespace HWY_NAMESPACE

@@ -12,7 +12,7 @@
 #include "src/simd/target.h"
 
 #if FA2_BF16DOT_TARGET != 0 && HWY_TARGET == FA2_BF16DOT_TARGET
-#include "src/simd/bf16_pairs-inl.h"
+#include "src/simd/bf16_scores-inl.h"
 #endif
 
 HWY_BEFORE_NAMESPACE();

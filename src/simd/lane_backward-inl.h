@@ -30,51 +30,46 @@ struct LaneBackward : LaneProducts<Op> {
   using typename Products::Element;
   using typename Products::T;
 
-  // The fused pass over one panel; hidden groups become zeros.
+  // The fused pass over the keys [begin, end) of one panel; hidden groups
+  // become zeros.
   static void FusePanel(D d, const BackwardBlock& block, const PanelMap& map,
-                        size_t panel, const BackwardScores<Op>& scores) {
+                        size_t panel, const Range& keys,
+                        const BackwardScores<Op>& scores) {
     const size_t width = PanelWidth(d);
-    T* s = scores.s(panel);
-    T* dp = scores.dp(panel);
     const size_t column = panel * width;
     PassArea area{0, 0, column, width};
     const PanelOptions<T> options(block.score, area);
-    const T* lse = Ptr(block.lse) + column;
-    const T* delta = Ptr(block.delta) + column;
     T* ds = block.ds == nullptr
                 ? nullptr
                 : Ptr(block.ds) +
                       column * static_cast<size_t>(block.score.staged_key_rows);
+    const BackwardPanel<T> arrays{
+        keys.begin,          Ptr(block.lse) + column, Ptr(block.delta) + column,
+        scores.s(panel),     scores.dp(panel),        ds,
+        block.alibi_gradient};
     const bool general = !block.score.plain() || ds != nullptr ||
                          block.alibi_gradient != nullptr;
-    for (size_t begin = 0; begin < static_cast<size_t>(block.keys);
-         begin += kTileKeys) {
+    for (size_t begin = keys.begin; begin < keys.end; begin += kTileKeys) {
       area.key_begin = begin;
-      area.key_end = std::min<size_t>(begin + kTileKeys, block.keys);
-      const size_t at = begin * width;
-      const size_t count = (area.key_end - begin) * width;
+      area.key_end = std::min(begin + kTileKeys, keys.end);
       const TileState state = map.State(begin / kTileKeys, panel);
       if (state == TileState::kHidden) {
         // dV and dK read whole register blocks of rows, also outside the hull.
-        std::fill_n(s + at, count, T(0));
-        std::fill_n(dp + at, count, T(0));
-        if (ds != nullptr) std::fill_n(ds + at, count, T(0));
+        scores.Clear(panel, area.key_begin, area.key_end);
+        if (ds != nullptr) {
+          std::fill_n(ds + begin * width, (area.key_end - begin) * width, T(0));
+        }
       } else if (state == TileState::kPartial) {
         if (general) {
-          BackwardPass<true, true>(d, options, area, lse, delta, s, dp, ds,
-                                   block.alibi_gradient);
+          BackwardPass<Op, true, true>(d, options, area, arrays, scores);
         } else {
-          BackwardPass<true, false>(d, options, area, lse, delta, s, dp, ds,
-                                    nullptr);
+          BackwardPass<Op, true, false>(d, options, area, arrays, scores);
         }
       } else if (general) {
-        BackwardPass<false, true>(d, options, area, lse, delta, s, dp, ds,
-                                  block.alibi_gradient);
+        BackwardPass<Op, false, true>(d, options, area, arrays, scores);
       } else {
-        BackwardPass<false, false>(d, options, area, lse, delta, s, dp, ds,
-                                   nullptr);
+        BackwardPass<Op, false, false>(d, options, area, arrays, scores);
       }
-      scores.Finish(d, panel, area.key_begin, area.key_end);
     }
   }
 
@@ -87,26 +82,38 @@ struct LaneBackward : LaneProducts<Op> {
     const PanelMap map(block, width);
     const BackwardScores<Op> scores(block.scratch, width, keys,
                                     static_cast<size_t>(block.queries));
+    const size_t strip = BackwardScores<Op>::StripKeys(
+        keys,
+        (Steps<Op>(head_dim) + Steps<Op>(value_dim)) * width * sizeof(Element));
     for (size_t panel = 0; panel < map.panels(); ++panel) {
       const Range range = map.Keys(panel);
       const size_t column = panel * width;
-      if (!range.empty()) {
-        const Element* dout =
-            Packed(block.dout_score) + column * Steps<Op>(value_dim);
-        Products::ScorePanel(
-            d, Packed(block.k_score),
-            Packed(block.q_score) + column * Steps<Op>(head_dim), head_dim,
-            Products::ScoreDepthPart(block), range,
-            {dout, Steps<Op>(value_dim) * width * sizeof(Element)},
-            scores.s(panel));
-        Products::ScorePanel(
-            d, Packed(block.v_score), dout, value_dim, Products::kDepthPart,
-            range,
-            {block.dq == nullptr ? nullptr : Ptr(block.dq) + column * head_dim,
-             head_dim * width * sizeof(T)},
-            scores.dp(panel));
+      const Element* const q =
+          Packed(block.q_score) + column * Steps<Op>(head_dim);
+      const Element* const dout =
+          Packed(block.dout_score) + column * Steps<Op>(value_dim);
+      Ahead next_dout{dout, Steps<Op>(value_dim) * width * sizeof(Element)};
+      Ahead next_dq;
+      if (block.dq != nullptr) {
+        next_dq = {Ptr(block.dq) + column * head_dim,
+                   head_dim * width * sizeof(T)};
       }
-      FusePanel(d, block, map, panel, scores);
+      for (size_t begin = 0; begin < keys; begin += strip) {
+        const size_t end = std::min(begin + strip, keys);
+        const Range seen{std::max(begin, range.begin),
+                         std::min(end, range.end)};
+        if (!seen.empty()) {
+          const size_t first = (seen.begin - begin) * width;
+          Products::ScorePanel(d, Packed(block.k_score), q, head_dim,
+                               Products::ScoreDepthPart(block), seen, next_dout,
+                               scores.s(panel) + first);
+          Products::ScorePanel(d, Packed(block.v_score), dout, value_dim,
+                               Products::kDepthPart, seen, next_dq,
+                               scores.dp(panel) + first);
+          next_dout = next_dq = {};
+        }
+        FusePanel(d, block, map, panel, {begin, end}, scores);
+      }
       if (block.dq != nullptr) {
         const Ahead ahead =
             panel + 1 < map.panels()

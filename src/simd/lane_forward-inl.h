@@ -67,7 +67,7 @@ struct LaneForward : LaneProducts<Op> {
           Products::ScoreDepthPart(block), keys,
           {block.v_grad, Steps<Op>(static_cast<size_t>(block.keys)) *
                              RowStride(d, value_dim) * sizeof(Element)},
-          s);
+          s + keys.begin * width);
       std::copy_n(row_max, width, old_max);
       for (size_t begin = keys.begin; begin < keys.end; begin += kTileKeys) {
         area.key_begin = begin;
@@ -98,18 +98,20 @@ struct LaneForward : LaneProducts<Op> {
       }
       area.key_begin = keys.begin;
       area.key_end = keys.end;
-      if (general) {
-        ForwardExpPass<true, true>(d, options, area, s, row_max, row_sum);
-      } else if (block.tiles != nullptr) {
-        ForwardExpPass<false, true>(d, options, area, s, row_max, row_sum);
-      } else {
-        ForwardExpPass<false, false>(d, options, area, s, row_max, row_sum);
-      }
       // With dropout the rounding errors of numerator and denominator have
       // nothing in common.
       const bool same_weight = block.score.dropout != nullptr;
-      scores.Finish(d, keys.begin, keys.end,
-                    same_weight ? nullptr : row_weight);
+      T* weight = same_weight ? nullptr : row_weight;
+      if (general) {
+        ForwardExpPass<Op, true, true>(d, options, area, scores, row_max,
+                                       row_sum, weight);
+      } else if (block.tiles != nullptr) {
+        ForwardExpPass<Op, false, true>(d, options, area, scores, row_max,
+                                        row_sum, weight);
+      } else {
+        ForwardExpPass<Op, false, false>(d, options, area, scores, row_max,
+                                         row_sum, weight);
+      }
       if (same_weight && row_weight != nullptr) {
         std::copy_n(row_sum, width, row_weight);
       }

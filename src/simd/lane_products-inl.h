@@ -81,7 +81,7 @@ struct LaneProducts {
   }
 
   // One panel of S^T = L R (rows `keys` of the block, all columns of the
-  // panel).
+  // panel), `out` its first row.
   static HWY_INLINE void ScorePanel(D d, const Element* left,
                                     const Element* right, size_t depth,
                                     size_t depth_part, const Range& keys,
@@ -98,7 +98,7 @@ struct LaneProducts {
                    1,
                    0,
                    right + part * width,
-                   out + keys.begin * width,
+                   out,
                    width,
                    std::min(depth_part, steps - part),
                    1,

@@ -43,6 +43,10 @@ struct MultiplyAdd {
   static constexpr size_t kPerLane = 1;
   // Elements that P is the sum of.
   static constexpr size_t kTerms = 1;
+  // Degree of the polynomial that the backward's P is worth, and that the
+  // forward's, with the logsumexp; 0: T's precision.
+  static constexpr int kExpDegree = 0;
+  static constexpr int kForwardExpDegree = 0;
   // Calls visit(tag) with the storage tag of an input's dtype.
   template <class Visitor>
   static HWY_INLINE void WithInput(DType dtype, const Visitor& visit) {

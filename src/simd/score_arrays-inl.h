@@ -31,7 +31,8 @@ class BackwardScores {
   using Element = typename Op::Element;
 
   BackwardScores(void* scratch, size_t width, size_t keys, size_t queries)
-      : panel_(keys * width),
+      : width_(width),
+        panel_(keys * width),
         s_(static_cast<T*>(scratch)),
         dp_(s_ + keys * queries) {}
 
@@ -39,14 +40,30 @@ class BackwardScores {
     return 2 * keys * queries * sizeof(T);
   }
 
-  // S and dP of a panel, [key][W]. Valid until the next panel's are asked for.
+  // Keys of a panel that S and dP hold at once, of the block's `keys`;
+  // right_bytes: a panel of Q and one of dO.
+  static size_t StripKeys(size_t keys, size_t /*right_bytes*/) { return keys; }
+
+  // S and dP of a strip of a panel, [key][W]. Valid until the next panel's are
+  // asked for.
   T* s(size_t panel) const { return s_ + panel * panel_; }
   T* dp(size_t panel) const { return dp_ + panel * panel_; }
 
-  // Called when the fused pass is through with the keys [begin, end).
+  // P and dS of a vector: row `key`, columns from `col` on.
   template <class D>
-  void Finish(D /*d*/, size_t /*panel*/, size_t /*begin*/,
-              size_t /*end*/) const {}
+  HWY_INLINE void Store(D d, size_t panel, size_t key, size_t col, hn::Vec<D> p,
+                        hn::Vec<D> ds) const {
+    const size_t at = panel * panel_ + key * PanelWidth(d) + col;
+    hn::Store(p, d, s_ + at);
+    hn::Store(ds, d, dp_ + at);
+  }
+
+  // Zeros for the keys [begin, end).
+  void Clear(size_t panel, size_t begin, size_t end) const {
+    const size_t at = panel * panel_ + begin * width_;
+    std::fill_n(s_ + at, (end - begin) * width_, T(0));
+    std::fill_n(dp_ + at, (end - begin) * width_, T(0));
+  }
 
   // Left operands of dV and dK: [panel][key][Steps(W)].
   const Element* p(size_t /*term*/) const { return s_; }
@@ -55,7 +72,7 @@ class BackwardScores {
   const Element* ds_right(size_t panel) const { return dp(panel); }
 
  private:
-  size_t panel_;
+  size_t width_, panel_;
   T *s_, *dp_;
 };
 
@@ -75,11 +92,11 @@ class ForwardScores {
   // S of one panel, [key][W].
   T* s() const { return s_; }
 
-  // Called when the keys [begin, end) of the panel hold P. Adds the sums of P
-  // as the products will take it to row_weight, unless that is nullptr.
+  // P of a vector: row `key`, columns from `col` on.
   template <class D>
-  void Finish(D /*d*/, size_t /*begin*/, size_t /*end*/,
-              T* /*row_weight*/) const {}
+  HWY_INLINE void Store(D d, size_t key, size_t col, hn::Vec<D> p) const {
+    hn::Store(p, d, s_ + key * PanelWidth(d) + col);
+  }
 
   // Right operand of a panel of O^T, [Steps(key)][W].
   const Element* p(size_t /*term*/) const { return s_; }

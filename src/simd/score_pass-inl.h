@@ -34,7 +34,7 @@ template <typename T>
 struct PanelOptions {
   // scale + scale_low is the scale to twice T's precision: rounded to f32 it
   // would cost scores of 1e3 their fifth digit.
-  T scale, scale_low, softcap, inverse_softcap, alibi_slope;
+  T scale, scale_low, log2_scale, softcap, inverse_softcap, alibi_slope;
   const T* query_position;
   const T* visible_begin;
   const T* visible_end;
@@ -44,6 +44,7 @@ struct PanelOptions {
   PanelOptions(const ScoreOptions& options, const PassArea& area)
       : scale(static_cast<T>(options.scale)),
         scale_low(static_cast<T>(options.scale - static_cast<double>(scale))),
+        log2_scale(static_cast<T>(options.scale * kLog2E<double>)),
         softcap(static_cast<T>(options.softcap)),
         inverse_softcap(options.softcap == 0.0
                             ? T(0)
@@ -109,68 +110,140 @@ HWY_INLINE hn::Mask<D> VisibleLanes(D d,
                  hn::Lt(k, hn::Load(d, options.visible_end + col)));
 }
 
-// Backward: S becomes P (dropout applied) in `s`, dP becomes dS (before the
-// scale of Q and K) in `dp`. `s` and `dp` are rows 0 of the panel. Masked
-// elements become 0 by selection after the arithmetic, so a NaN in a key that
-// a query does not see goes nowhere.
-template <bool kMasked, bool kGeneral, class D>
-void BackwardPass(D d, const PanelOptions<hn::TFromD<D>>& options,
-                  const PassArea& area, const hn::TFromD<D>* HWY_RESTRICT lse,
-                  const hn::TFromD<D>* HWY_RESTRICT delta,
-                  hn::TFromD<D>* HWY_RESTRICT s, hn::TFromD<D>* HWY_RESTRICT dp,
-                  hn::TFromD<D>* HWY_RESTRICT ds_out,
-                  double* HWY_RESTRICT alibi_gradient) {
+// What Probability takes as `shift` for a logsumexp or a maximum.
+template <int kExpDegree, class D>
+HWY_INLINE hn::Vec<D> Shift(D d, hn::Vec<D> x) {
+  if constexpr (kExpDegree == 0) return x;
+  return hn::Mul(x, hn::Set(d, kLog2E<hn::TFromD<D>>));
+}
+
+// exp(S - shift), with kScaled from scores that are scaled already. With
+// kMasked raw scores may be -inf. kExpDegree: see MultiplyAdd.
+template <int kExpDegree, bool kMasked, bool kScaled, class D>
+HWY_INLINE hn::Vec<D> Probability(D d,
+                                  const PanelOptions<hn::TFromD<D>>& options,
+                                  hn::Vec<D> score, hn::Vec<D> shift) {
+  using T = hn::TFromD<D>;
+  if constexpr (kExpDegree != 0) {
+    const T factor = kScaled ? kLog2E<T> : options.log2_scale;
+    return RoughExp2<kExpDegree>(d,
+                                 hn::MulSub(score, hn::Set(d, factor), shift));
+  } else if constexpr (kScaled) {
+    return Exp(d, hn::Sub(score, shift));
+  } else {
+    // -inf times a scale_low of 0 would be NaN. (S scale - shift) rounds once
+    // before log2(e) magnifies: with lse of 1e4 the other order would cost four
+    // digits.
+    const auto finite =
+        kMasked ? hn::Max(score, hn::Set(d, hwy::LowestValue<T>())) : score;
+    const auto low = hn::MulSub(finite, hn::Set(d, options.scale_low), shift);
+    return Exp(d, hn::MulAdd(score, hn::Set(d, options.scale), low));
+  }
+}
+
+// The arrays of a panel in the backward pass, and what every vector of it
+// takes.
+template <typename T>
+struct BackwardPanel {
+  size_t first_key;  // of s and dp
+  const T* lse;
+  const T* delta;
+  const T* s;
+  const T* dp;
+  T* ds;  // staged, or nullptr
+  double* alibi_gradient;
+};
+
+// P (dropout applied) and dS (before the scale of Q and K) of one vector.
+// Masked elements become 0 by selection after the arithmetic, so a NaN in a key
+// that a query does not see goes nowhere.
+template <class Op, bool kMasked, bool kGeneral, class D>
+HWY_INLINE void Fuse(D d, const PanelOptions<hn::TFromD<D>>& options,
+                     const BackwardPanel<hn::TFromD<D>>& panel, size_t width,
+                     size_t key, size_t col, hn::Vec<D> shift, hn::Vec<D> delta,
+                     hn::Vec<D>& alibi_sum, hn::Vec<D>& p, hn::Vec<D>& ds) {
+  using V = hn::Vec<D>;
+  const size_t at = key * width + col;
+  const size_t raw = at - panel.first_key * width;
+  V score = hn::Load(d, panel.s + raw);
+  V grad = hn::Load(d, panel.dp + raw);
+  if constexpr (!kGeneral) {
+    p = Probability<Op::kExpDegree, false, false>(d, options, score, shift);
+    ds = hn::Mul(p, hn::Sub(grad, delta));
+    if constexpr (kMasked) {
+      const auto visible = VisibleLanes(d, options, key, col);
+      p = hn::IfThenElseZero(visible, p);
+      ds = hn::IfThenElseZero(visible, ds);
+    }
+  } else {
+    V slope, distance;
+    auto visible = kMasked ? VisibleLanes(d, options, key, col) : AllLanes(d);
+    GeneralScore(d, options, key, col, width, score, slope, distance, visible);
+    p = hn::IfThenElseZero(visible, Probability<Op::kExpDegree, false, true>(
+                                        d, options, score, shift));
+    V dropped = p;
+    if (options.dropout != nullptr) {
+      const V z = hn::Load(d, options.dropout + at);
+      grad = hn::Mul(grad, z);
+      dropped = hn::Mul(p, z);
+    }
+    ds = hn::IfThenElseZero(visible, hn::Mul(p, hn::Sub(grad, delta)));
+    if (panel.ds != nullptr) hn::Store(ds, d, panel.ds + at);
+    alibi_sum = hn::NegMulAdd(ds, distance, alibi_sum);
+    ds = hn::IfThenElseZero(visible, hn::Mul(ds, slope));
+    p = dropped;
+  }
+}
+
+// Backward: from S and dP to P and dS, which `scores` stores, for keys in pairs
+// where a lane of the operands holds a pair.
+template <class Op, bool kMasked, bool kGeneral, class D, class Scores>
+void BackwardPass(D d, const PanelOptions<hn::TFromD<D>> options,
+                  const PassArea area, const BackwardPanel<hn::TFromD<D>> panel,
+                  const Scores scores) {
   using V = hn::Vec<D>;
   const size_t lanes = hn::Lanes(d);
-  const V scale = hn::Set(d, options.scale);
-  const V scale_low = hn::Set(d, options.scale_low);
+  const size_t width = PanelWidth(d);
+  const size_t index = area.column / width;
   V alibi_sum = hn::Zero(d);
-  for (size_t key = area.key_begin; key < area.key_end; ++key) {
-    for (size_t col = 0; col < area.width; col += lanes) {
-      const size_t at = key * area.width + col;
-      const V row_lse = hn::Load(d, lse + col);
-      const V row_delta = hn::Load(d, delta + col);
-      V score = hn::Load(d, s + at);
-      V grad = hn::Load(d, dp + at);
-      if constexpr (!kGeneral) {
-        // (S scale - lse) rounds once before log2(e) magnifies: with lse of
-        // 1e4 the other order would cost four digits.
-        const V low = hn::MulSub(score, scale_low, row_lse);
-        V p = Exp(d, hn::MulAdd(score, scale, low));
-        V ds = hn::Mul(p, hn::Sub(grad, row_delta));
-        if constexpr (kMasked) {
-          const auto visible = VisibleLanes(d, options, key, col);
-          p = hn::IfThenElseZero(visible, p);
-          ds = hn::IfThenElseZero(visible, ds);
-        }
-        hn::Store(p, d, s + at);
-        hn::Store(ds, d, dp + at);
-      } else {
-        V slope, distance;
-        auto visible =
-            kMasked ? VisibleLanes(d, options, key, col) : AllLanes(d);
-        GeneralScore(d, options, key, col, area.width, score, slope, distance,
-                     visible);
-        V p = Exp(d, hn::Sub(score, row_lse));
-        p = hn::IfThenElseZero(visible, p);
-        V dropped = p;
-        if (options.dropout != nullptr) {
-          const V z = hn::Load(d, options.dropout + at);
-          grad = hn::Mul(grad, z);
-          dropped = hn::Mul(p, z);
-        }
-        V ds =
-            hn::IfThenElseZero(visible, hn::Mul(p, hn::Sub(grad, row_delta)));
-        if (ds_out != nullptr) hn::Store(ds, d, ds_out + at);
-        alibi_sum = hn::NegMulAdd(ds, distance, alibi_sum);
-        ds = hn::IfThenElseZero(visible, hn::Mul(ds, slope));
-        hn::Store(dropped, d, s + at);
-        hn::Store(ds, d, dp + at);
+  const auto shift_of = [&](size_t col) HWY_ATTR {
+    return Shift<Op::kExpDegree>(d, hn::Load(d, panel.lse + col));
+  };
+  if constexpr (Op::kPerLane == 1) {
+    for (size_t col = 0; col < width; col += lanes) {
+      const V shift = shift_of(col);
+      const V delta = hn::Load(d, panel.delta + col);
+      for (size_t key = area.key_begin; key < area.key_end; ++key) {
+        V p, ds;
+        Fuse<Op, kMasked, kGeneral>(d, options, panel, width, key, col, shift,
+                                    delta, alibi_sum, p, ds);
+        scores.Store(d, index, key, col, p, ds);
+      }
+    }
+  } else {
+    for (size_t col = 0; col < width; col += 2 * lanes) {
+      const V shift0 = shift_of(col);
+      const V shift1 = shift_of(col + lanes);
+      const V delta0 = hn::Load(d, panel.delta + col);
+      const V delta1 = hn::Load(d, panel.delta + col + lanes);
+      for (size_t key = area.key_begin; key < area.key_end; key += 2) {
+        V p00, p01, p10, p11, ds00, ds01, ds10, ds11;
+        Fuse<Op, kMasked, kGeneral>(d, options, panel, width, key, col, shift0,
+                                    delta0, alibi_sum, p00, ds00);
+        Fuse<Op, kMasked, kGeneral>(d, options, panel, width, key, col + lanes,
+                                    shift1, delta1, alibi_sum, p01, ds01);
+        Fuse<Op, kMasked, kGeneral>(d, options, panel, width, key + 1, col,
+                                    shift0, delta0, alibi_sum, p10, ds10);
+        Fuse<Op, kMasked, kGeneral>(d, options, panel, width, key + 1,
+                                    col + lanes, shift1, delta1, alibi_sum, p11,
+                                    ds11);
+        scores.Store(d, index, key, col, p00, p01, p10, p11, ds00, ds01, ds10,
+                     ds11);
       }
     }
   }
-  if (kGeneral && alibi_gradient != nullptr) {
-    *alibi_gradient +=
+  if (kGeneral && panel.alibi_gradient != nullptr) {
+    *panel.alibi_gradient +=
         static_cast<double>(hn::GetLane(hn::SumOfLanes(d, alibi_sum)));
   }
 }
@@ -186,17 +259,17 @@ void ForwardMaxPass(D d, const PanelOptions<hn::TFromD<D>>& options,
   using V = hn::Vec<D>;
   const size_t lanes = hn::Lanes(d);
   const V hidden = hn::Neg(hn::Inf(d));
-  for (size_t col = 0; col < area.width; col += lanes) {
+  for (size_t col = 0; col < PanelWidth(d); col += lanes) {
     const auto score_of = [&](size_t key) HWY_ATTR {
-      const size_t at = key * area.width + col;
+      const size_t at = key * PanelWidth(d) + col;
       V score = hn::Load(d, s + at);
       if constexpr (kGeneral || kMasked) {
         auto visible =
             kMasked ? VisibleLanes(d, options, key, col) : AllLanes(d);
         if constexpr (kGeneral) {
           V slope, distance;
-          GeneralScore(d, options, key, col, area.width, score, slope, distance,
-                       visible);
+          GeneralScore(d, options, key, col, PanelWidth(d), score, slope,
+                       distance, visible);
         }
         score = hn::IfThenElse(visible, score, hidden);
         hn::Store(score, d, s + at);
@@ -220,43 +293,50 @@ void ForwardMaxPass(D d, const PanelOptions<hn::TFromD<D>>& options,
   }
 }
 
-// Forward, second part: S becomes P = exp(S - max) (dropout applied); the sums
-// of P without dropout are added to row_sum. With kGeneral the scores are
-// scaled already.
-template <bool kGeneral, bool kMasked, class D>
-void ForwardExpPass(D d, const PanelOptions<hn::TFromD<D>>& options,
-                    const PassArea& area, hn::TFromD<D>* HWY_RESTRICT s,
+// Forward, second part: from S to P = exp(S - max) (dropout applied), which
+// `scores` stores; the sums of P without dropout are added to row_sum, those of
+// P as the products take it to row_weight, unless that is nullptr. With
+// kGeneral the scores are scaled already.
+template <class Op, bool kGeneral, bool kMasked, class D, class Scores>
+void ForwardExpPass(D d, const PanelOptions<hn::TFromD<D>> options,
+                    const PassArea area, const Scores scores,
                     const hn::TFromD<D>* HWY_RESTRICT row_max,
-                    hn::TFromD<D>* HWY_RESTRICT row_sum) {
-  using T = hn::TFromD<D>;
+                    hn::TFromD<D>* HWY_RESTRICT row_sum,
+                    hn::TFromD<D>* HWY_RESTRICT row_weight) {
   using V = hn::Vec<D>;
   const size_t lanes = hn::Lanes(d);
-  const V scale = hn::Set(d, options.scale);
-  const V scale_low = hn::Set(d, options.scale_low);
-  const V lowest = hn::Set(d, hwy::LowestValue<T>());
-  for (size_t col = 0; col < area.width; col += lanes) {
+  const auto add_to = [&](hn::TFromD<D>* to, V sum) HWY_ATTR {
+    hn::Store(hn::Add(hn::Load(d, to), sum), d, to);
+  };
+  for (size_t col = 0; col < PanelWidth(d); col += lanes) {
     const V max = hn::Load(d, row_max + col);
     // A column that has seen no key: exp(-inf - 0) is 0, exp(-inf + inf) NaN.
-    const V shift = hn::IfThenZeroElse(hn::Eq(max, hn::Neg(hn::Inf(d))), max);
+    const V shift = Shift<Op::kForwardExpDegree>(
+        d, hn::IfThenZeroElse(hn::Eq(max, hn::Neg(hn::Inf(d))), max));
     V sum = hn::Zero(d);
-    for (size_t key = area.key_begin; key < area.key_end; ++key) {
-      const size_t at = key * area.width + col;
-      const V score = hn::Load(d, s + at);
-      V shifted = hn::Sub(score, shift);
-      if constexpr (!kGeneral) {
-        // -inf times a scale_low of 0 would be NaN.
-        const V finite = kMasked ? hn::Max(score, lowest) : score;
-        shifted =
-            hn::MulAdd(score, scale, hn::MulSub(finite, scale_low, shift));
-      }
-      V p = Exp(d, shifted);
+    const auto probability = [&](size_t key) HWY_ATTR {
+      const size_t at = key * PanelWidth(d) + col;
+      const V p = Probability<Op::kForwardExpDegree, kMasked, kGeneral>(
+          d, options, hn::Load(d, scores.s() + at), shift);
       sum = hn::Add(sum, p);
-      if (options.dropout != nullptr) {
-        p = hn::Mul(p, hn::Load(d, options.dropout + at));
+      return options.dropout == nullptr
+                 ? p
+                 : hn::Mul(p, hn::Load(d, options.dropout + at));
+    };
+    if constexpr (Op::kPerLane == 1) {
+      for (size_t key = area.key_begin; key < area.key_end; ++key) {
+        scores.Store(d, key, col, probability(key));
       }
-      hn::Store(p, d, s + at);
+    } else {
+      V weight = hn::Zero(d);
+      for (size_t key = area.key_begin; key < area.key_end; key += 2) {
+        const V even = probability(key);
+        const V odd = probability(key + 1);
+        scores.Store(d, key, col, even, odd, weight);
+      }
+      if (row_weight != nullptr) add_to(row_weight + col, weight);
     }
-    hn::Store(hn::Add(hn::Load(d, row_sum + col), sum), d, row_sum + col);
+    add_to(row_sum + col, sum);
   }
 }
 
