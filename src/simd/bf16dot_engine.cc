@@ -12,6 +12,7 @@
 #include "src/simd/target.h"
 
 #if FA2_BF16DOT_TARGET != 0 && HWY_TARGET == FA2_BF16DOT_TARGET
+#include "src/simd/bf16_rows-inl.h"
 #include "src/simd/bf16_scores-inl.h"
 #endif
 

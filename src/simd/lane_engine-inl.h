@@ -27,6 +27,13 @@ HWY_BEFORE_NAMESPACE();
 namespace fa2::simd {
 namespace HWY_NAMESPACE {
 
+// Engine::store_key_rows and store_query_rows.
+template <class Op>
+struct RowStore {
+  static constexpr Engine::StoreBf16 kKeyRows = nullptr;
+  static constexpr Engine::StoreBf16 kQueryRows = nullptr;
+};
+
 template <class Op>
 struct LaneEngine : LaneProducts<Op> {
   using Products = LaneProducts<Op>;
@@ -132,6 +139,8 @@ struct LaneEngine : LaneProducts<Op> {
       e.query_accumulator_bytes = QueryAccumulatorBytes;
       e.unpack_key_rows = UnpackKeyRows;
       e.unpack_query_rows = UnpackQueryRows;
+      e.store_key_rows = RowStore<Op>::kKeyRows;
+      e.store_query_rows = RowStore<Op>::kQueryRows;
       e.scratch_bytes = ScratchBytes;
       e.backward = LaneBackward<Op>::Run;
       e.forward = LaneForward<Op>::Run;

@@ -85,8 +85,9 @@ HWY_INLINE bool WidenRow(D d, Stored tag, const typename Stored::Type* row,
   return hn::AllTrue(d, hn::Eq(bad, hn::Set(d, T(0))));
 }
 
-// Rows of an operand into lanes; this one is for one element a lane. Both write
-// whole vectors and return whether all elements are finite.
+// Rows of an operand into lanes; this one is for one element a lane. AlongRow
+// and AcrossRows write whole vectors; all return whether all elements are
+// finite. Finite takes whole vectors only.
 template <class Op>
 struct LanePacker {
   template <class D, class Stored>
@@ -95,6 +96,17 @@ struct LanePacker {
                                   size_t depth, bool finite_only,
                                   typename Op::Element* HWY_RESTRICT out) {
     return WidenRow(d, tag, row, depth, finite_only, out);
+  }
+  // Whether a row is finite, without writing it.
+  template <class D, class Stored>
+  static HWY_INLINE bool Finite(D d, Stored tag,
+                                const typename Stored::Type* row,
+                                size_t depth) {
+    auto bad = hn::Zero(d);
+    for (size_t i = 0; i < depth; i += hn::Lanes(d)) {
+      bad = hn::MulAdd(LoadWide(d, tag, row + i), hn::Zero(d), bad);
+    }
+    return hn::AllTrue(d, hn::Eq(bad, hn::Zero(d)));
   }
   // The elements of a column in kPerLane rows, of which the first `rows` exist,
   // share a lane.
@@ -174,14 +186,32 @@ HWY_INLINE bool PackRows(D d, Stored tag, Role role, const Rows& source,
     }
     return finite;
   }
-  // By way of strips: 64 lanes of 64 rows are 16 KiB of f32, half of L1.
+  // Rows that are lanes as they stand, in whole squares, are transposed where
+  // they are. Others go by way of strips: 64 lanes of 64 rows are 16 KiB of
+  // f32, half of L1.
+  const size_t steps = Steps<Op>(depth);
+  const bool as_they_stand =
+      sizeof(typename Stored::Type) * kPerLane == sizeof(Element) &&
+      !finite_only && steps % RoundUp(lanes, kSquare) == 0 &&
+      depth % kPerLane == 0 &&
+      source.stride % static_cast<int64_t>(kPerLane) == 0;
   constexpr size_t kStrip = 64;
   constexpr size_t kMaxWidth =
       kBlockVectors * kMaxVectorBytes / sizeof(typename Op::Sum);
   HWY_ALIGN Element strip[kStrip * kMaxWidth];
-  const size_t steps = Steps<Op>(depth);
   const size_t strip_columns = RoundUp(kStrip, lanes);
   for (size_t r0 = 0; r0 < padded_rows; r0 += width) {
+    if (as_they_stand && r0 + width <= rows) {
+      // First, since rows in order come faster from afar than squares.
+      for (size_t r = 0; r < width; ++r) {
+        finite &= Packer::Finite(d, tag, row_data(r0 + r), depth);
+      }
+      Transpose(reinterpret_cast<const Element*>(row_data(r0)),
+                source.stride / static_cast<int64_t>(kPerLane),
+                static_cast<int64_t>(width), static_cast<int64_t>(steps),
+                packed + r0 * steps, static_cast<int64_t>(width));
+      continue;
+    }
     for (size_t c0 = 0; c0 < steps; c0 += kStrip) {
       const size_t columns = std::min(kStrip, steps - c0);
       for (size_t r = 0; r < width; ++r) {
