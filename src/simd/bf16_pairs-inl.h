@@ -120,10 +120,9 @@ HWY_INLINE void Rest(D d, Bf16Vec<D> rounded, hn::Vec<D>& low,
 
 // Pairs of the lanes of two rows: of their first halves, and of their second.
 template <class D>
-HWY_INLINE void Interleave(D d, Bf16Vec<D> even, Bf16Vec<D> odd,
+HWY_INLINE void Interleave(D /*d*/, Bf16Vec<D> even, Bf16Vec<D> odd,
                            PairsVec<D>& low, PairsVec<D>& high) {
 #if HWY_ARCH_X86
-  (void)d;
   low.raw = _mm512_permutex2var_epi16(even.raw, _mm512_load_si512(&kLowerWords),
                                       odd.raw);
   high.raw = _mm512_permutex2var_epi16(
@@ -138,9 +137,8 @@ HWY_INLINE void Interleave(D d, Bf16Vec<D> even, Bf16Vec<D> odd,
 
 // Pairs of the lanes of the first and the second half of one vector.
 template <class D>
-HWY_INLINE PairsVec<D> InterleaveHalves(D d, Bf16Vec<D> v) {
+HWY_INLINE PairsVec<D> InterleaveHalves(D /*d*/, Bf16Vec<D> v) {
 #if HWY_ARCH_X86
-  (void)d;
   return PairsVec<D>{
       _mm512_permutexvar_epi16(_mm512_load_si512(&kHalvesOfWords), v.raw)};
 #else
@@ -181,7 +179,7 @@ HWY_INLINE bool AllFinite(D16 d16, hn::Vec<D16> greatest) {
 template <size_t kTerms>
 struct LanePacker<Bf16Pairs<kTerms>> {
   template <class D>
-  static HWY_INLINE bool AlongRow(D d, StoredBF16, const uint16_t* row,
+  static HWY_INLINE bool AlongRow(D /*d*/, StoredBF16, const uint16_t* row,
                                   size_t depth, bool finite_only,
                                   uint32_t* HWY_RESTRICT out) {
     const hn::Repartition<uint16_t, D> d16;

@@ -44,7 +44,7 @@ struct RowStore<Bf16Pairs<kTerms>> {
   }
 
   // The first `count` of a vector.
-  static HWY_INLINE void StoreSome(D d, Bf16Vec<D> x, size_t count,
+  static HWY_INLINE void StoreSome(D /*d*/, Bf16Vec<D> x, size_t count,
                                    uint16_t* HWY_RESTRICT out) {
     const hn::Repartition<uint16_t, D> d16;
     if (count >= hn::Lanes(d16)) {
