@@ -7,6 +7,7 @@
 #include "hwy/highway.h"
 #include "src/simd/amx_target.h"
 // For every target, so that their guards take turns.
+#include "src/simd/exp-inl.h"
 #include "src/simd/philox-inl.h"
 #include "src/simd/target.h"
 #include "src/simd/transpose-inl.h"
