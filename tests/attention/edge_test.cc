@@ -207,6 +207,9 @@ TEST(AttentionEdge, CallsFromSeveralThreadsAtOnce) {
 }
 
 TEST(AttentionEdge, WorksInTheChildOfAFork) {
+  // scripts/qemu.sh. An assertion of qemu 7.2 fails (plugins/core.c) when a
+  // forked child starts threads.
+  if (std::getenv("FA2_UNDER_QEMU") != nullptr) GTEST_SKIP() << "qemu-user";
   const Contexts contexts({2});
   const AttentionCase c = BaseCase(DType::kBF16);
   const AttentionInputs inputs = MakeInputs(c);
