@@ -37,16 +37,20 @@ struct LaneBackward : LaneProducts<Op> {
                         const BackwardScores<Op>& scores) {
     const size_t width = PanelWidth(d);
     const size_t column = panel * width;
-    PassArea area{0, 0, column, width};
+    PassArea area{0, 0, column};
     const PanelOptions<T> options(block.score, area);
     T* ds = block.ds == nullptr
                 ? nullptr
                 : Ptr(block.ds) +
                       column * static_cast<size_t>(block.score.staged_key_rows);
-    const BackwardPanel<T> arrays{
-        keys.begin,          Ptr(block.lse) + column, Ptr(block.delta) + column,
-        scores.s(panel),     scores.dp(panel),        ds,
-        block.alibi_gradient};
+    BackwardPanel<T> arrays;
+    arrays.first_key = keys.begin;
+    arrays.lse = Ptr(block.lse) + column;
+    arrays.delta = Ptr(block.delta) + column;
+    arrays.s = scores.s(panel);
+    arrays.dp = scores.dp(panel);
+    arrays.ds = ds;
+    arrays.alibi_gradient = block.alibi_gradient;
     const bool general = !block.score.plain() || ds != nullptr ||
                          block.alibi_gradient != nullptr;
     for (size_t begin = keys.begin; begin < keys.end; begin += kTileKeys) {

@@ -54,7 +54,7 @@ struct LaneForward : LaneProducts<Op> {
         if (block.first) std::fill_n(out, value_dim * width, T(0));
         continue;
       }
-      PassArea area{keys.begin, keys.end, column, width};
+      PassArea area{keys.begin, keys.end, column};
       const PanelOptions<T> options(block.score, area);
       T* row_max = Ptr(block.row_max) + column;
       T* row_sum = Ptr(block.row_sum) + column;
