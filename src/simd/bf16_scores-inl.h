@@ -23,8 +23,7 @@ template <size_t kTerms>
 class BackwardScores<Bf16Pairs<kTerms>> {
  public:
   BackwardScores(void* scratch, size_t width, size_t keys, size_t queries)
-      : width_(width),
-        panel_(keys * width),
+      : panel_(keys * width),
         block_(keys * queries),
         s_(static_cast<float*>(scratch)),
         dp_(s_ + panel_),
@@ -79,13 +78,15 @@ class BackwardScores<Bf16Pairs<kTerms>> {
   }
 
   // Zeros for the keys [begin, end).
-  void Clear(size_t panel, size_t begin, size_t end) const {
-    const size_t count = (end - begin) * width_;
-    uint16_t* left = left_ + panel * panel_ + begin * width_;
+  template <class D>
+  void Clear(D d, size_t panel, size_t begin, size_t end) const {
+    const size_t width = PanelWidth(d);
+    const size_t count = (end - begin) * width;
+    uint16_t* left = left_ + panel * panel_ + begin * width;
     for (size_t i = 0; i <= kTerms; ++i) {
       std::fill_n(left + i * block_, count, uint16_t{0});
     }
-    std::fill_n(ds_right_ + begin / 2 * width_, count / 2, 0u);
+    std::fill_n(ds_right_ + begin / 2 * width, count / 2, 0u);
   }
 
   const uint32_t* p(size_t term) const {
@@ -95,7 +96,7 @@ class BackwardScores<Bf16Pairs<kTerms>> {
   const uint32_t* ds_right(size_t /*panel*/) const { return ds_right_; }
 
  private:
-  size_t width_, panel_, block_;
+  size_t panel_, block_;
   float *s_, *dp_;
   uint32_t* ds_right_;
   uint16_t* left_;  // the terms of P, then dS

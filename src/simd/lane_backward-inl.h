@@ -30,8 +30,7 @@ struct LaneBackward : LaneProducts<Op> {
   using typename Products::Element;
   using typename Products::T;
 
-  // The fused pass over the keys [begin, end) of one panel; hidden groups
-  // become zeros.
+  // The fused pass over `keys` of one panel; hidden groups become zeros.
   static void FusePanel(D d, const BackwardBlock& block, const PanelMap& map,
                         size_t panel, const Range& keys,
                         const BackwardScores<Op>& scores) {
@@ -59,7 +58,7 @@ struct LaneBackward : LaneProducts<Op> {
       const TileState state = map.State(begin / kTileKeys, panel);
       if (state == TileState::kHidden) {
         // dV and dK read whole register blocks of rows, also outside the hull.
-        scores.Clear(panel, area.key_begin, area.key_end);
+        scores.Clear(d, panel, area.key_begin, area.key_end);
         if (ds != nullptr) {
           std::fill_n(ds + begin * width, (area.key_end - begin) * width, T(0));
         }

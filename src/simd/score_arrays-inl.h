@@ -31,8 +31,7 @@ class BackwardScores {
   using Element = typename Op::Element;
 
   BackwardScores(void* scratch, size_t width, size_t keys, size_t queries)
-      : width_(width),
-        panel_(keys * width),
+      : panel_(keys * width),
         s_(static_cast<T*>(scratch)),
         dp_(s_ + keys * queries) {}
 
@@ -59,10 +58,12 @@ class BackwardScores {
   }
 
   // Zeros for the keys [begin, end).
-  void Clear(size_t panel, size_t begin, size_t end) const {
-    const size_t at = panel * panel_ + begin * width_;
-    std::fill_n(s_ + at, (end - begin) * width_, T(0));
-    std::fill_n(dp_ + at, (end - begin) * width_, T(0));
+  template <class D>
+  void Clear(D d, size_t panel, size_t begin, size_t end) const {
+    const size_t at = panel * panel_ + begin * PanelWidth(d);
+    const size_t count = (end - begin) * PanelWidth(d);
+    std::fill_n(s_ + at, count, T(0));
+    std::fill_n(dp_ + at, count, T(0));
   }
 
   // Left operands of dV and dK: [panel][key][Steps(W)].
@@ -72,7 +73,7 @@ class BackwardScores {
   const Element* ds_right(size_t panel) const { return dp(panel); }
 
  private:
-  size_t width_, panel_;
+  size_t panel_;
   T *s_, *dp_;
 };
 
