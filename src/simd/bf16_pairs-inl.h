@@ -27,6 +27,7 @@ template <size_t kTermsOfP>
 struct Bf16Pairs {
   using Element = uint32_t;
   using Sum = float;
+  using Scores = Bf16Pairs;
   static constexpr size_t kPerLane = 2;
   static constexpr size_t kTerms = kTermsOfP;
   // Rounding costs P 2^-9, with two terms 2^-17. The logsumexp is not rounded:
@@ -63,6 +64,12 @@ struct Bf16Pairs {
   static HWY_INLINE void WithInput(DType /*bf16*/, const Visitor& visit) {
     visit(StoredBF16());
   }
+};
+
+// Pairs for the products of inputs alone, S and dP, which they give to f32's
+// precision; P and dS stay f32.
+struct Bf16ScorePairs : MultiplyAdd<float> {
+  using Scores = Bf16Pairs<1>;
 };
 
 template <class D>

@@ -20,8 +20,7 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Rows of the sum of `parts` accumulators (Engine::StoreBf16).
-template <size_t kTerms>
-struct RowStore<Bf16Pairs<kTerms>> {
+struct Bf16RowStore {
   using D = EngineTag<float>;
   using V = hn::Vec<D>;
   static constexpr size_t kLanes = hn::MaxLanes(D());
@@ -146,6 +145,11 @@ struct RowStore<Bf16Pairs<kTerms>> {
   static constexpr Engine::StoreBf16 kKeyRows = KeyRows;
   static constexpr Engine::StoreBf16 kQueryRows = QueryRows;
 };
+
+template <size_t kTerms>
+struct RowStore<Bf16Pairs<kTerms>> : Bf16RowStore {};
+template <>
+struct RowStore<Bf16ScorePairs> : Bf16RowStore {};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace fa2::simd

@@ -22,9 +22,14 @@ namespace HWY_NAMESPACE {
 
 const Engine* GetBf16DotEngine(Bf16DotTerms terms) {
 #if FA2_BF16DOT_TARGET != 0 && HWY_TARGET == FA2_BF16DOT_TARGET
-  return terms == Bf16DotTerms::kTwo
-             ? LaneEngine<Bf16Pairs<2>>::Get("bf16dot", DType::kF32)
-             : LaneEngine<Bf16Pairs<1>>::Get("bf16dot", DType::kF32);
+  switch (terms) {
+    case Bf16DotTerms::kOne:
+      return LaneEngine<Bf16Pairs<1>>::Get("bf16dot", DType::kF32);
+    case Bf16DotTerms::kTwo:
+      return LaneEngine<Bf16Pairs<2>>::Get("bf16dot", DType::kF32);
+    default:
+      return LaneEngine<Bf16ScorePairs>::Get("bf16dot", DType::kF32);
+  }
 #else
   (void)terms;
   return nullptr;

@@ -7,11 +7,11 @@
 
 namespace fa2::simd {
 
-// How P is held for the products V^T P and P^T dO; dS is rounded to bf16, and
-// the inputs are bf16.
+// How P is held for the products V^T P and P^T dO; the inputs are bf16.
 enum class Bf16DotTerms {
-  kOne,  // rounded to bf16
+  kOne,  // rounded to bf16, as dS is
   kTwo,  // two bf16 terms: 6 products instead of 5, 3 instead of 2 in forward
+  kAll,  // f32, as dS is: pairs for S and dP only, FMA for the rest
 };
 
 // Whether the CPU has the instructions and this build has the engine.

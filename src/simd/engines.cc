@@ -24,7 +24,7 @@ bool HasBf16Dot(int64_t targets) {
   return (targets & FA2_BF16DOT_TARGET) != 0 && Bf16DotAvailable();
 }
 
-// Whether bf16 in `fast` takes Bf16Dot where AMX is not taken.
+// Whether bf16 takes Bf16Dot where AMX is not taken.
 bool TakesBf16Dot(int64_t targets, const EngineCap& cap) {
   if (cap.name == kF32 || !HasBf16Dot(targets)) return false;
   return cap.name == kBf16Dot || Bf16DotIsFast();
@@ -66,9 +66,10 @@ const Engine* ChooseEngine(int64_t targets, const EngineCap& cap, DType inputs,
   if (!capped && HasAmx(targets)) {
     return AmxEngine(TermsFor(inputs, precision, keys));
   }
-  const bool dot = inputs == DType::kBF16 && precision != Precision::kExact &&
-                   TakesBf16Dot(targets, cap);
-  if (!dot) return F32Engine(targets);
+  if (inputs != DType::kBF16 || !TakesBf16Dot(targets, cap)) {
+    return F32Engine(targets);
+  }
+  if (precision == Precision::kExact) return Bf16DotEngine(Bf16DotTerms::kAll);
   return Bf16DotEngine(keys < kManyKeys ? Bf16DotTerms::kTwo
                                         : Bf16DotTerms::kOne);
 }

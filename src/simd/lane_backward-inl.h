@@ -25,9 +25,12 @@ template <class Op>
 struct LaneBackward : LaneProducts<Op> {
   using Products = LaneProducts<Op>;
   using Products::Packed;
+  using Products::PackedScores;
   using Products::Ptr;
   using typename Products::D;
   using typename Products::Element;
+  using typename Products::ScoreElement;
+  using typename Products::Scores;
   using typename Products::T;
 
   // The fused pass over `keys` of one panel; hidden groups become zeros.
@@ -86,16 +89,17 @@ struct LaneBackward : LaneProducts<Op> {
     const BackwardScores<Op> scores(block.scratch, width, keys,
                                     static_cast<size_t>(block.queries));
     const size_t strip = BackwardScores<Op>::StripKeys(
-        keys,
-        (Steps<Op>(head_dim) + Steps<Op>(value_dim)) * width * sizeof(Element));
+        keys, (Steps<Scores>(head_dim) + Steps<Scores>(value_dim)) * width *
+                  sizeof(ScoreElement));
     for (size_t panel = 0; panel < map.panels(); ++panel) {
       const Range range = map.Keys(panel);
       const size_t column = panel * width;
-      const Element* const q =
-          Packed(block.q_score) + column * Steps<Op>(head_dim);
-      const Element* const dout =
-          Packed(block.dout_score) + column * Steps<Op>(value_dim);
-      Ahead next_dout{dout, Steps<Op>(value_dim) * width * sizeof(Element)};
+      const ScoreElement* const q =
+          PackedScores(block.q_score) + column * Steps<Scores>(head_dim);
+      const ScoreElement* const dout =
+          PackedScores(block.dout_score) + column * Steps<Scores>(value_dim);
+      Ahead next_dout{dout,
+                      Steps<Scores>(value_dim) * width * sizeof(ScoreElement)};
       Ahead next_dq;
       if (block.dq != nullptr) {
         next_dq = {Ptr(block.dq) + column * head_dim,
@@ -107,10 +111,10 @@ struct LaneBackward : LaneProducts<Op> {
                          std::min(end, range.end)};
         if (!seen.empty()) {
           const size_t first = (seen.begin - begin) * width;
-          Products::ScorePanel(d, Packed(block.k_score), q, head_dim,
+          Products::ScorePanel(d, PackedScores(block.k_score), q, head_dim,
                                Products::ScoreDepthPart(block), seen, next_dout,
                                scores.s(panel) + first);
-          Products::ScorePanel(d, Packed(block.v_score), dout, value_dim,
+          Products::ScorePanel(d, PackedScores(block.v_score), dout, value_dim,
                                Products::kDepthPart, seen, next_dq,
                                scores.dp(panel) + first);
           next_dout = next_dq = {};
@@ -120,9 +124,8 @@ struct LaneBackward : LaneProducts<Op> {
       if (block.dq != nullptr) {
         const Ahead ahead =
             panel + 1 < map.panels()
-                ? Ahead{Packed(block.q_score) +
-                            (column + width) * Steps<Op>(head_dim),
-                        Steps<Op>(head_dim) * width * sizeof(Element)}
+                ? Ahead{q + width * Steps<Scores>(head_dim),
+                        Steps<Scores>(head_dim) * width * sizeof(ScoreElement)}
                 : Ahead{block.dout_grad, std::min(width, value_dim) *
                                              Steps<Op>(map.panels() * width) *
                                              sizeof(Element)};
@@ -146,8 +149,9 @@ struct LaneBackward : LaneProducts<Op> {
       Products::KeyGradient(
           d, block, map, scores.ds(), Packed(block.q_grad), head_dim,
           block.add_to_dk,
-          {Packed(block.q_score) + map.panels() * width * Steps<Op>(head_dim),
-           width * Steps<Op>(head_dim) * sizeof(Element)},
+          {PackedScores(block.q_score) +
+               map.panels() * width * Steps<Scores>(head_dim),
+           width * Steps<Scores>(head_dim) * sizeof(ScoreElement)},
           Ptr(block.dk));
     }
   }

@@ -39,7 +39,7 @@ struct LaneEngine : LaneProducts<Op> {
   using Products = LaneProducts<Op>;
   using Products::Ptr;
   using typename Products::D;
-  using typename Products::Element;
+  using typename Products::Scores;
   using typename Products::T;
 
   // A panel of the right operand holds `rows` x W elements and should fill at
@@ -62,18 +62,35 @@ struct LaneEngine : LaneProducts<Op> {
     return {keys, static_cast<int64_t>(RoundUp(rows, width))};
   }
 
+  // Calls visit(op) with the products that take an operand of this role.
+  template <class Visitor>
+  static void WithProducts(Role role, const Visitor& visit) {
+    if (role == Role::kScoreLeft || role == Role::kScoreRight) {
+      visit(Scores());
+    } else {
+      visit(Op());
+    }
+  }
+
   static size_t PackedBytes(Role role, int64_t rows, int64_t depth) {
-    return PackedBytesOf<Op>(D(), role, static_cast<size_t>(rows),
-                             static_cast<size_t>(depth));
+    size_t bytes = 0;
+    WithProducts(role, [&](auto op) {
+      bytes = PackedBytesOf<decltype(op)>(D(), role, static_cast<size_t>(rows),
+                                          static_cast<size_t>(depth));
+    });
+    return bytes;
   }
 
   static bool Pack(Role role, const Rows& rows, int64_t padded_rows,
                    bool finite_only, void* packed) {
     bool finite = true;
-    Op::WithInput(rows.dtype, [&](auto tag) {
-      finite =
-          PackRows<Op>(D(), tag, role, rows, static_cast<size_t>(padded_rows),
-                       finite_only, static_cast<Element*>(packed));
+    WithProducts(role, [&](auto op) {
+      using Product = decltype(op);
+      Product::WithInput(rows.dtype, [&](auto tag) {
+        finite = PackRows<Product>(
+            D(), tag, role, rows, static_cast<size_t>(padded_rows), finite_only,
+            static_cast<typename Product::Element*>(packed));
+      });
     });
     return finite;
   }
@@ -129,7 +146,7 @@ struct LaneEngine : LaneProducts<Op> {
       e.accumulator = accumulator;
       e.query_panel = static_cast<int64_t>(PanelWidth(D()));
       e.key_panel = kTileKeys;
-      e.grad_left_is_score_left = Op::kPerLane == 1;
+      e.grad_left_is_score_left = Scores::kPerLane == 1;
       e.rounds_probabilities = Op::kPerLane * Op::kTerms == 2;
       e.backward_blocks = Blocks;
       e.forward_blocks = Blocks;

@@ -27,9 +27,12 @@ template <class Op>
 struct LaneForward : LaneProducts<Op> {
   using Products = LaneProducts<Op>;
   using Products::Packed;
+  using Products::PackedScores;
   using Products::Ptr;
   using typename Products::D;
   using typename Products::Element;
+  using typename Products::ScoreElement;
+  using typename Products::Scores;
   using typename Products::T;
 
   static void Run(const ForwardBlock& block) {
@@ -62,9 +65,9 @@ struct LaneForward : LaneProducts<Op> {
                           ? nullptr
                           : Ptr(block.row_weight) + column;
       Products::ScorePanel(
-          d, Packed(block.k_score),
-          Packed(block.q_score) + column * Steps<Op>(head_dim), head_dim,
-          Products::ScoreDepthPart(block), keys,
+          d, PackedScores(block.k_score),
+          PackedScores(block.q_score) + column * Steps<Scores>(head_dim),
+          head_dim, Products::ScoreDepthPart(block), keys,
           {block.v_grad, Steps<Op>(static_cast<size_t>(block.keys)) *
                              RowStride(d, value_dim) * sizeof(Element)},
           s + keys.begin * width);
@@ -119,10 +122,10 @@ struct LaneForward : LaneProducts<Op> {
         Products::QueryPanel(
             d, Packed(block.v_grad), scores.p(term), value_dim, keys,
             !block.first || term > 0, term > 0 ? nullptr : factor,
-            {Packed(block.k_score) +
-                 static_cast<size_t>(block.keys) * ScoreStride<Op>(d, head_dim),
-             static_cast<size_t>(block.keys) * ScoreStride<Op>(d, head_dim) *
-                 sizeof(Element)},
+            {PackedScores(block.k_score) + static_cast<size_t>(block.keys) *
+                                               ScoreStride<Scores>(d, head_dim),
+             static_cast<size_t>(block.keys) *
+                 ScoreStride<Scores>(d, head_dim) * sizeof(ScoreElement)},
             out);
       }
     }

@@ -57,6 +57,8 @@ template <class Op>
 struct LaneProducts {
   using T = typename Op::Sum;
   using Element = typename Op::Element;
+  using Scores = typename Op::Scores;
+  using ScoreElement = typename Scores::Element;
   using D = EngineTag<T>;
   using Prod = Product<Element, T>;
   static constexpr size_t kPerLane = Op::kPerLane;
@@ -65,6 +67,9 @@ struct LaneProducts {
   static T* Ptr(void* p) { return static_cast<T*>(p); }
   static const Element* Packed(const void* p) {
     return static_cast<const Element*>(p);
+  }
+  static const ScoreElement* PackedScores(const void* p) {
+    return static_cast<const ScoreElement*>(p);
   }
 
   // Deep heads are summed in parts: 128 steps of a panel of 64 f32 or pairs are
@@ -82,31 +87,31 @@ struct LaneProducts {
 
   // One panel of S^T = L R (rows `keys` of the block, all columns of the
   // panel), `out` its first row.
-  static HWY_INLINE void ScorePanel(D d, const Element* left,
-                                    const Element* right, size_t depth,
+  static HWY_INLINE void ScorePanel(D d, const ScoreElement* left,
+                                    const ScoreElement* right, size_t depth,
                                     size_t depth_part, const Range& keys,
                                     const Ahead& ahead, T* HWY_RESTRICT out) {
     const size_t width = PanelWidth(d);
-    const size_t steps = Steps<Op>(depth);
-    const size_t stride = ScoreStride<Op>(d, depth);
+    const size_t steps = Steps<Scores>(depth);
+    const size_t stride = ScoreStride<Scores>(d, depth);
     const size_t blocks = (keys.end - keys.begin + kBlockRows - 1) / kBlockRows;
     const size_t next_step = ahead.Step(blocks, steps);
     const char* next = static_cast<const char*>(ahead.data);
     for (size_t part = 0; part == 0 || part < steps; part += depth_part) {
-      const Prod p{left + keys.begin * stride + part,
-                   stride,
-                   1,
-                   0,
-                   right + part * width,
-                   out,
-                   width,
-                   std::min(depth_part, steps - part),
-                   1,
-                   part > 0,
-                   nullptr,
-                   next,
-                   next_step};
-      RowBlocks<Op, true>(d, keys.end - keys.begin, kBlockVectors, p);
+      const Product<ScoreElement, T> p{left + keys.begin * stride + part,
+                                       stride,
+                                       1,
+                                       0,
+                                       right + part * width,
+                                       out,
+                                       width,
+                                       std::min(depth_part, steps - part),
+                                       1,
+                                       part > 0,
+                                       nullptr,
+                                       next,
+                                       next_step};
+      RowBlocks<Scores, true>(d, keys.end - keys.begin, kBlockVectors, p);
       next += blocks * NextBytes(p);
     }
   }

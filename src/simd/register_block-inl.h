@@ -38,6 +38,8 @@ template <typename T>
 struct MultiplyAdd {
   using Element = T;  // a lane of A and of B
   using Sum = T;
+  // How S and dP are multiplied, whose operands may hold other lanes.
+  using Scores = MultiplyAdd;
   // Neighbours along the summed dimension that share a lane: a step of a
   // product takes this many.
   static constexpr size_t kPerLane = 1;

@@ -60,6 +60,8 @@ std::vector<Subject> Subjects() {
                         DType::kBF16, 4e-3});
     subjects.push_back({"bf16dot_few_keys", Bf16DotEngine(Bf16DotTerms::kTwo),
                         DType::kBF16, 4e-3});
+    subjects.push_back({"bf16dot_exact", Bf16DotEngine(Bf16DotTerms::kAll),
+                        DType::kBF16, 3e-6});
   }
   add_amx("amx", &AmxEngine);
   add_amx("amx_emulated", &EmulatedAmxEngine);
