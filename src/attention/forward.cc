@@ -196,6 +196,8 @@ void ForwardRun::RunItem(Worker* worker, const ForwardItem& item) const {
                                  place.queries.size()),
                place.padded_queries, false, worker->q_score);
   simd::ForwardBlock block;
+  bool outgrown = false;
+  block.outgrown = &outgrown;
   block.first = true;
   const Interval seen = rows.mask.KeysOf(place.queries);
   for (int64_t kb = seen.begin / s.keys.size;

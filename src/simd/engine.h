@@ -136,7 +136,11 @@ struct ForwardBlock : Block {
   // only engines with rounds_probabilities keep it, nullptr if not wanted.
   void* row_weight = nullptr;  // [queries], 0 before the first block
   void* out = nullptr;  // accumulator of `queries` rows and value_dim columns
-  bool first = false;   // the accumulator holds nothing yet
+  // Whether the scores have outgrown the maxima of the blocks before, so that
+  // it does not pay to try with those: false before the first block, set by the
+  // engine. nullptr: it may try each time.
+  bool* outgrown = nullptr;
+  bool first = false;  // the accumulator holds nothing yet
 };
 
 struct BlockSizes {

@@ -53,6 +53,25 @@ HWY_INLINE void RowBlocks(D d, size_t rows, size_t vectors,
   }
 }
 
+// Rows of A B, an even number, and all columns of a panel, into a sink.
+template <class Op, class D, class Sink>
+HWY_INLINE void RowBlocksInto(D d, size_t rows,
+                              Product<typename Op::Element, typename Op::Sum> p,
+                              Sink sink) {
+  constexpr size_t kVectors = kBlockVectors;
+  for (; rows >= kBlockRows; rows -= kBlockRows) {
+    RegisterBlock<Op, true, kBlockRows, kVectors>(d, p, sink);
+    p.a += kBlockRows * p.a_row;
+    p.next += NextBytes(p);
+    sink.Advance(kBlockRows);
+  }
+  if (rows == 4) {
+    RegisterBlock<Op, true, 4, kVectors>(d, p, sink);
+  } else if (rows == 2) {
+    RegisterBlock<Op, true, 2, kVectors>(d, p, sink);
+  }
+}
+
 template <class Op>
 struct LaneProducts {
   using T = typename Op::Sum;
@@ -86,11 +105,14 @@ struct LaneProducts {
   }
 
   // One panel of S^T = L R (rows `keys` of the block, all columns of the
-  // panel), `out` its first row.
+  // panel), `out` its first row. A sink that is not memory takes sums over the
+  // whole depth: its steps must not exceed depth_part.
+  template <class Sink = ToMemory>
   static HWY_INLINE void ScorePanel(D d, const ScoreElement* left,
                                     const ScoreElement* right, size_t depth,
                                     size_t depth_part, const Range& keys,
-                                    const Ahead& ahead, T* HWY_RESTRICT out) {
+                                    const Ahead& ahead, T* HWY_RESTRICT out,
+                                    const Sink& sink = Sink()) {
     const size_t width = PanelWidth(d);
     const size_t steps = Steps<Scores>(depth);
     const size_t stride = ScoreStride<Scores>(d, depth);
@@ -111,7 +133,11 @@ struct LaneProducts {
                                        nullptr,
                                        next,
                                        next_step};
-      RowBlocks<Scores, true>(d, keys.end - keys.begin, kBlockVectors, p);
+      if constexpr (Sink::kIsMemory) {
+        RowBlocks<Scores, true>(d, keys.end - keys.begin, kBlockVectors, p);
+      } else {
+        RowBlocksInto<Scores>(d, keys.end - keys.begin, p, sink);
+      }
       next += blocks * NextBytes(p);
     }
   }

@@ -128,10 +128,19 @@ HWY_INLINE Sum* Opaque(Sum* p) {
   return p;
 }
 
-// kUnitStep: a_step is 1 (A by rows); otherwise a_row is 1 (A by columns).
-template <class Op, bool kUnitStep, size_t kRows, size_t kVectors, class D>
+// Where the sums of a register block go: to C.
+struct ToMemory {
+  static constexpr bool kIsMemory = true;
+};
+
+// kUnitStep: a_step is 1 (A by rows); otherwise a_row is 1 (A by columns). A
+// sink that is not memory is given A B, a vector of columns at a time, and
+// `add`, C and its factors do not count (forward_sink-inl.h).
+template <class Op, bool kUnitStep, size_t kRows, size_t kVectors, class D,
+          class Sink = ToMemory>
 HWY_NOINLINE void RegisterBlock(
-    D d, const Product<typename Op::Element, typename Op::Sum>& product) {
+    D d, const Product<typename Op::Element, typename Op::Sum>& product,
+    const Sink& sink = Sink()) {
   using V = hn::Vec<D>;
   using Element = typename Op::Element;
   using Sum = typename Op::Sum;
@@ -149,7 +158,7 @@ HWY_NOINLINE void RegisterBlock(
   // when the loop ends.
   const size_t c_row = product.c_row;
   const Sum* HWY_RESTRICT ahead = product.c;
-  for (size_t i = 0; i < kRows; ++i, ahead += c_row) {
+  for (size_t i = 0; Sink::kIsMemory && i < kRows; ++i, ahead += c_row) {
     for (size_t j = 0; j < kVectors; ++j) hwy::Prefetch(ahead + j * lanes);
   }
 
@@ -225,6 +234,20 @@ HWY_NOINLINE void RegisterBlock(
 #undef FA2_SUM
 #undef FA2_STEP
 #undef FA2_ROW
+
+  if constexpr (!Sink::kIsMemory) {
+#define FA2_COLUMN(j)                                                     \
+  if constexpr (kVectors > j) {                                           \
+    sink.template Column<kRows>(d, j * lanes, c0##j, c1##j, c2##j, c3##j, \
+                                c4##j, c5##j);                            \
+  }
+    FA2_COLUMN(0)
+    FA2_COLUMN(1)
+    FA2_COLUMN(2)
+    FA2_COLUMN(3)
+#undef FA2_COLUMN
+    return;
+  }
 
   // The compiler must not keep the addresses of 24 vectors from the prefetches
   // to here: it would spill them around the loop.
