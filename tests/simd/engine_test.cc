@@ -2,6 +2,7 @@
 // double loops, a block at a time.
 #include <gtest/gtest.h>
 
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -86,7 +87,9 @@ class EngineTest : public testing::TestWithParam<Subject> {
     largest_ = std::max(largest_, e.Largest());
   }
   void TearDown() override {
-    RecordProperty("largest_error", std::to_string(largest_));
+    std::ostringstream error;  // to_string would round it to 1e-6
+    error << largest_;
+    RecordProperty("largest_error", error.str());
   }
 
  private:
