@@ -93,11 +93,11 @@ struct LaneEngine : LaneProducts<Op> {
                    bool finite_only, void* packed) {
     bool finite = true;
     WithProducts(role, [&](auto op) {
-      using Product = decltype(op);
-      Product::WithInput(rows.dtype, [&](auto tag) {
-        finite = PackRows<Product>(
+      using RoleOp = decltype(op);
+      RoleOp::WithInput(rows.dtype, [&](auto tag) {
+        finite = PackRows<RoleOp>(
             D(), tag, role, rows, static_cast<size_t>(padded_rows), finite_only,
-            static_cast<typename Product::Element*>(packed));
+            static_cast<typename RoleOp::Element*>(packed));
       });
     });
     return finite;
