@@ -10,7 +10,8 @@
 // Counters: GFLOPS, useful operations by the count of AttentionCase::Flops;
 // peak_GFLOPS, what the unit behind the engine in use can do on the same number
 // of threads, measured just before and just after the timed loop; peak_share,
-// the ratio; workspace_MB, the most that the context held.
+// the ratio (above 1 where bf16 `exact` takes dots beside the FMAs that it is
+// held against); workspace_MB, the most that the context held.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
