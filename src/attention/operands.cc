@@ -27,19 +27,26 @@ void Scatter(const char* from, int64_t stride, int64_t step, int64_t rows,
 
 }  // namespace
 
-RowBuffers::RowBuffers(const Problem& problem, const simd::Engine& engine,
+RowBuffers::RowBuffers(std::initializer_list<ConstTensorView> tensors,
+                       const simd::Engine& engine,
                        const simd::RowKernels& kernels, int64_t largest_block,
                        Carver* carver)
-    : engine_(engine),
-      kernels_(kernels),
-      depth_(
-          std::max<int64_t>(1, std::max(problem.head_dim, problem.value_dim))) {
-  // f64 is the widest element of any tensor.
-  const size_t row = static_cast<size_t>(depth_) * sizeof(double);
-  gathered_[0] = carver->Take(static_cast<size_t>(largest_block) * row);
-  gathered_[1] = carver->Take(static_cast<size_t>(largest_block) * row);
-  rows_ = carver->Take(kUnpackRows * row);
-  narrowed_ = carver->Take(kUnpackRows * row);
+    : engine_(engine), kernels_(kernels) {
+  int64_t depth = 1;
+  size_t copied_row = 0;  // bytes
+  for (const ConstTensorView& tensor : tensors) {
+    depth = std::max(depth, tensor.sizes[3]);
+    if (!HasContiguousRows(tensor)) {
+      copied_row = std::max(copied_row, static_cast<size_t>(tensor.sizes[3]) *
+                                            SizeOf(tensor.dtype));
+    }
+  }
+  for (std::byte*& gathered : gathered_) {
+    gathered = carver->Take(static_cast<size_t>(largest_block) * copied_row);
+  }
+  rows_ = carver->Take(static_cast<size_t>(kUnpackRows * depth) *
+                       SizeOf(engine.accumulator));
+  narrowed_ = carver->Take(kUnpackRows * copied_row);
 }
 
 simd::Rows ContiguousRows(const ConstTensorView& view, int64_t batch,

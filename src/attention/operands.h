@@ -3,6 +3,7 @@
 #define FA2_SRC_ATTENTION_OPERANDS_H_
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "src/attention/plan.h"
 #include "src/attention/problem.h"
@@ -29,9 +30,11 @@ class RowBuffers {
   // Accumulator rows unpacked at a time.
   static constexpr int64_t kUnpackRows = 32;
 
-  RowBuffers(const Problem& problem, const simd::Engine& engine,
-             const simd::RowKernels& kernels, int64_t largest_block,
-             Carver* carver);
+  // `tensors`: all that Read and Store are called with. Most calls have none
+  // whose rows would need copying, and then there is nothing to copy to.
+  RowBuffers(std::initializer_list<ConstTensorView> tensors,
+             const simd::Engine& engine, const simd::RowKernels& kernels,
+             int64_t largest_block, Carver* carver);
 
   // Rows [first, first + count) of a head, copied when not contiguous: at most
   // two such results are valid at a time (`slot` 0 and 1).
@@ -58,7 +61,6 @@ class RowBuffers {
  private:
   const simd::Engine& engine_;
   const simd::RowKernels& kernels_;
-  int64_t depth_;
   std::byte* gathered_[2];
   std::byte* rows_;
   std::byte* narrowed_;

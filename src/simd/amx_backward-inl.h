@@ -47,7 +47,7 @@ class BackwardPass {
         queries_(block.queries / 32),
         dt_(amx::DepthTiles(block.head_dim)),
         vt_(amx::DepthTiles(block.value_dim)),
-        chunk_(amx::ChunkPanels(block.head_dim)),
+        chunk_(BackwardScratch::ChunkPanels(block.keys, block.head_dim)),
         panels_(Layout::Panels(queries_)),
         slab_(SlabPanels(block.score, panels_)),
         s_(AlignPage(block.scratch), block.keys, block.queries, kP, kDs,

@@ -5,6 +5,8 @@
 #ifndef FA2_SRC_SIMD_AMX_BACKWARD_SCRATCH_INL_H_
 #define FA2_SRC_SIMD_AMX_BACKWARD_SCRATCH_INL_H_
 
+#include <algorithm>
+
 #include "src/simd/amx_dropout-inl.h"
 #include "src/simd/amx_fused_pass-inl.h"
 #include "src/simd/amx_stream-inl.h"
@@ -36,6 +38,11 @@ struct BackwardScratch {
   int64_t slab_bytes;   // a term of P or dS
   int64_t chunk_bytes;  // a term of dS pairs
   int64_t bytes;
+
+  // Of a block; the whole of it, where that is less than a chunk.
+  static int64_t ChunkPanels(int64_t keys, int64_t head_dim) {
+    return std::min(amx::ChunkPanels(head_dim), amx::Panels(keys));
+  }
 
   BackwardScratch(void* memory, int64_t keys, int64_t queries, int64_t p_terms,
                   int64_t ds_terms, int64_t chunk_panels) {

@@ -73,7 +73,8 @@ size_t AmxScratchBytes(const BlockSizes& blocks, int64_t head_dim,
                        int64_t value_dim) {
   const BackwardScratch backward(
       nullptr, blocks.keys, blocks.queries, Variant::kProbabilityTerms,
-      Variant::kGradientTerms, amx::ChunkPanels(head_dim));
+      Variant::kGradientTerms,
+      BackwardScratch::ChunkPanels(blocks.keys, head_dim));
   const int64_t forward = ForwardPass<Variant, 0>::ScratchBytes(
       amx::Panels(blocks.keys), amx::Panels(blocks.queries));
   (void)value_dim;
