@@ -25,7 +25,7 @@ class BackwardRun {
   // Lays the workspace out by `carver`, which may only be adding up bytes.
   BackwardRun(const AttentionBackwardArgs& args, const Problem& problem,
               const BackwardPlan& plan, const simd::Engine& engine,
-              int64_t targets, int workers, Carver* carver);
+              int64_t targets, Carver* carver);
 
   void Execute(threading::Team& team);
 

@@ -11,7 +11,7 @@ namespace attention {
 BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
                          const Problem& problem, const BackwardPlan& plan,
                          const simd::Engine& engine, int64_t targets,
-                         int workers, Carver* carver)
+                         Carver* carver)
     : args_(args),
       problem_(problem),
       plan_(plan),
@@ -65,7 +65,7 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
   chains_ = carver->Take<threading::Wavefront::Chain>(chains);
   counters_ = carver->Take<threading::Wavefront::Counter>(
       chains + static_cast<size_t>(plan.wave_items));
-  workers_ = carver->Construct<Worker>(workers, *this);
+  workers_ = carver->Construct<Worker>(plan.workers, *this);
 }
 
 BackwardRun::Worker::Worker(const BackwardRun& run, Carver* carver)

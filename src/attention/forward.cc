@@ -30,7 +30,7 @@ class ForwardRun {
  public:
   ForwardRun(const AttentionForwardArgs& args, const Problem& problem,
              const ForwardPlan& plan, const simd::Engine& engine,
-             int64_t targets, int workers, Carver* carver);
+             int64_t targets, Carver* carver);
 
   void Execute(threading::Team& team);
 
@@ -87,7 +87,7 @@ class ForwardRun {
 
 ForwardRun::ForwardRun(const AttentionForwardArgs& args, const Problem& problem,
                        const ForwardPlan& plan, const simd::Engine& engine,
-                       int64_t targets, int workers, Carver* carver)
+                       int64_t targets, Carver* carver)
     : args_(args),
       problem_(problem),
       plan_(plan),
@@ -102,7 +102,7 @@ ForwardRun::ForwardRun(const AttentionForwardArgs& args, const Problem& problem,
       engine.packed_bytes(simd::Role::kGradLeft, rows, problem.value_dim));
   v_non_finite_ = carver->Take<uint8_t>(
       static_cast<size_t>(plan.k_blocks * problem.kv_heads));
-  workers_ = carver->Construct<Worker>(workers, *this);
+  workers_ = carver->Construct<Worker>(plan.workers, *this);
 }
 
 ForwardRun::Worker::Worker(const ForwardRun& run, Carver* carver)

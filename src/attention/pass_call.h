@@ -38,7 +38,8 @@ class PassCall {
       if (!status.ok()) return status;
       Carver carver(workspace.data());
       typename Pass::Run run = call.MakeRun(args, impl, &carver);
-      impl.pool().Together([&](threading::Team& team) { run.Execute(team); });
+      impl.pool().Together(call.plan_.workers,
+                           [&](threading::Team& team) { run.Execute(team); });
       return Status::Ok();
     });
   }
@@ -66,7 +67,7 @@ class PassCall {
   typename Pass::Run MakeRun(const Args& args, Context::Impl& impl,
                              Carver* carver) const {
     return typename Pass::Run(args, problem_, plan_, *engine_, impl.targets(),
-                              impl.pool().num_threads(), carver);
+                              carver);
   }
 
   size_t WorkspaceBytes(const Args& args, Context::Impl& impl) const {

@@ -105,6 +105,7 @@ struct BackwardPlan {
   // Totals over the sequences, of one head.
   int64_t q_rows = 0, k_rows = 0, dq_rows = 0;
   int64_t q_blocks = 0, k_blocks = 0, dq_blocks = 0;
+  int workers = 1;  // of the threads, as many as the call keeps busy
   // An item works through several heads or sequences: packed keys, dK and dV
   // lie in the workspace of the wave. Otherwise each worker has those of one
   // key block.
@@ -142,6 +143,7 @@ struct ForwardPlan {
   std::vector<ForwardSequence> sequences;
   std::vector<BlockIndex> key_blocks;  // of all sequences
   std::vector<ForwardItem> items;      // longest first, see PlanForward
+  int workers = 1;                     // as for BackwardPlan
   int64_t k_rows = 0, k_blocks = 0;
 };
 

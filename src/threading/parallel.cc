@@ -97,13 +97,18 @@ void Pool::Run(int64_t items, Function function, const void* body) const {
 
 namespace {
 
-// Helpers as tasks of the arena, whose slots number the workers.
+// Helpers as tasks of the arena.
 class TaskLauncher : public Team::Launcher {
  public:
   void Launch(Team* team, int helpers) override {
-    for (int i = 0; i < helpers; ++i) {
-      group_.run(
-          [team] { team->Help(tbb::this_task_arena::current_thread_index()); });
+    // Slots number the workers of a team of all threads, which so find in their
+    // caches what they left there in the call before.
+    const bool by_slot = helpers + 1 == tbb::this_task_arena::max_concurrency();
+    for (int worker = 1; worker <= helpers; ++worker) {
+      group_.run([team, worker, by_slot] {
+        team->Help(by_slot ? tbb::this_task_arena::current_thread_index()
+                           : worker);
+      });
     }
   }
   void Wait() { group_.wait(); }
@@ -147,21 +152,23 @@ void RunTeam(int num_threads, int leader, const Work& work) {
 
 }  // namespace
 
-void Pool::RunTogether(TeamFunction function, const void* work) const {
+void Pool::RunTogether(int threads, TeamFunction function,
+                       const void* work) const {
   const auto run = [function, work](Team* team) { function(work, team); };
-  if (num_threads_ == 1) {
+  threads = std::min(threads, num_threads_);
+  if (threads <= 1) {
     Team team(1, 0, nullptr);
     return run(&team);
   }
   if (kOwnThreads || arena_->forks != Forks()) {
-    return RunTeam<ThreadLauncher>(num_threads_, 0, run);
+    return RunTeam<ThreadLauncher>(threads, 0, run);
   }
   arena_->arena.execute([&] {
     // Isolated: while this waits for its helpers it must not take up another
     // call's, which would keep it until that call ends.
     tbb::this_task_arena::isolate([&] {
-      RunTeam<TaskLauncher>(num_threads_,
-                            tbb::this_task_arena::current_thread_index(), run);
+      const int slot = tbb::this_task_arena::current_thread_index();
+      RunTeam<TaskLauncher>(threads, threads == num_threads_ ? slot : 0, run);
     });
   });
 }

@@ -36,18 +36,22 @@ class Pool {
         &body);
   }
 
-  // Calls work(team), a Team&, on the caller's thread. The other threads join
-  // when it first has items for several.
+  // Calls work(team), a Team&, on the caller's thread. The other threads of a
+  // team, which has at most `threads`, join when it first has items for
+  // several.
   template <class Work>
-  void Together(const Work& work) const {
-    RunTogether([](const void* w,
-                   Team* team) { (*static_cast<const Work*>(w))(*team); },
-                &work);
+  void Together(int threads, const Work& work) const {
+    RunTogether(
+        threads,
+        [](const void* w, Team* team) {
+          (*static_cast<const Work*>(w))(*team);
+        },
+        &work);
   }
 
  private:
   using TeamFunction = void (*)(const void* work, Team* team);
-  void RunTogether(TeamFunction function, const void* work) const;
+  void RunTogether(int threads, TeamFunction function, const void* work) const;
   using Function = void (*)(const void* body, int64_t item, int worker);
   void Run(int64_t items, Function function, const void* body) const;
 

@@ -267,6 +267,35 @@ TEST(AttentionEdge, WorkspaceIsWhatTheQuerySays) {
   }
 }
 
+// What threads need of their own is bounded by what there is to do.
+TEST(AttentionEdge, WorkspaceFollowsTheInputsNotTheThreads) {
+  const Contexts contexts({1, 64});
+  for (const int64_t heads : {1, 4}) {
+    for (const int64_t rows : {256, 1024}) {
+      AttentionCase c = BaseCase(DType::kBF16);
+      c.heads = c.kv_heads = heads;
+      c.nq = c.nk = rows;
+      c.value_dim = c.head_dim;
+      const AttentionInputs inputs = MakeInputs(c);
+      const AttentionOutputs outputs = MakeOutputs(c, inputs);
+      // Bytes of Q, K, V and dO.
+      const size_t read =
+          static_cast<size_t>(4 * 2 * heads * rows * c.head_dim);
+      for (Context* context : contexts.list()) {
+        size_t forward = 0, backward = 0;
+        ASSERT_TRUE(AttentionForwardWorkspace(ForwardArgs(inputs, outputs),
+                                              &forward, context)
+                        .ok());
+        ASSERT_TRUE(AttentionBackwardWorkspace(BackwardArgs(c, inputs, outputs),
+                                               &backward, context)
+                        .ok());
+        EXPECT_LE(forward, 12 * read) << heads << " heads of " << rows;
+        EXPECT_LE(backward, 12 * read) << heads << " heads of " << rows;
+      }
+    }
+  }
+}
+
 void ExpectOutOfMemory(const ContextOptions& options) {
   std::unique_ptr<Context> context;
   const Status made = Context::Create(options, &context);

@@ -174,6 +174,27 @@ TEST_P(PlanTest, SumsDoNotDependOnThreads) {
   }
 }
 
+// Waking a thread costs a microsecond: a call takes no more than help.
+TEST(Plan, WorkersFollowTheWork) {
+  const auto workers = [](const Shape& shape, int threads) {
+    BackwardUse use;
+    use.threads = threads;
+    BackwardPlan plan;
+    PlanBackward(ProblemOf(shape), EngineOf(true), use, &plan);
+    return plan.workers;
+  };
+  const Shape one_block = {1, 128, 128, 64, false};
+  const Shape short_heads = {64, 128, 128, 64, false};
+  const Shape large = {16, 4096, 4096, 128, false};
+  for (const int threads : {1, 2, 16, 64}) {
+    EXPECT_EQ(workers(one_block, threads), 1);
+    EXPECT_EQ(workers(large, threads), threads);
+    EXPECT_LE(workers(short_heads, threads), threads);
+  }
+  EXPECT_EQ(workers(short_heads, 16), 16);
+  EXPECT_LT(workers(short_heads, 64), 64);
+}
+
 INSTANTIATE_TEST_SUITE_P(, PlanTest, testing::Bool(),
                          [](const testing::TestParamInfo<bool>& info) {
                            return info.param ? "blocks_join" : "blocks_stay";

@@ -1,9 +1,11 @@
-// The threads of a call: every item of every step runs once, steps follow each
-// other, exceptions reach the caller, and several callers may share a pool.
+// The threads of a call, all of a pool or some: every item of every step runs
+// once, steps follow each other, exceptions reach the caller, and several
+// callers may share a pool.
 #include "src/threading/team.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <stdexcept>
@@ -18,9 +20,12 @@ namespace {
 // Steps of all sizes, each item counting those of the step before: they must
 // all be over. Returns the number of items that ran otherwise than once, or on
 // a worker that there is not.
-int64_t WrongItems(const Pool& pool, int rounds) {
+int64_t WrongItems(const Pool& pool, int threads, int rounds) {
   std::atomic<int64_t> wrong{0};
-  pool.Together([&](Team& team) {
+  pool.Together(threads, [&](Team& team) {
+    if (team.num_threads() != std::clamp(threads, 1, pool.num_threads())) {
+      ++wrong;
+    }
     std::vector<std::atomic<int>> runs(257);
     int before = 0;
     for (int round = 1; round <= rounds; ++round) {
@@ -28,7 +33,7 @@ int64_t WrongItems(const Pool& pool, int rounds) {
         for (auto& r : runs) r.store(0, std::memory_order_relaxed);
         std::atomic<int64_t> done{0};
         team.For(items, [&](int64_t item, int worker) {
-          if (worker < 0 || worker >= pool.num_threads()) ++wrong;
+          if (worker < 0 || worker >= team.num_threads()) ++wrong;
           runs[static_cast<size_t>(item)].fetch_add(1);
           done.fetch_add(before == 0 ? 1 : before);
         });
@@ -50,7 +55,10 @@ TEST(Team, EveryItemOfEveryStepRunsOnce) {
   for (const int threads : {1, 2, 3, 4, 16}) {
     const Pool pool(threads);
     for (int call = 0; call < 20; ++call) {
-      EXPECT_EQ(WrongItems(pool, 10), 0) << threads << " threads";
+      for (const int team : {0, 1, 2, threads - 1, threads, threads + 1}) {
+        EXPECT_EQ(WrongItems(pool, team, 5), 0)
+            << team << " of " << threads << " threads";
+      }
     }
   }
 }
@@ -61,7 +69,8 @@ TEST(Team, CallersShareAPool) {
   std::atomic<int64_t> wrong{0};
   for (int c = 0; c < 4; ++c) {
     callers.emplace_back([&] {
-      for (int call = 0; call < 10; ++call) wrong += WrongItems(pool, 5);
+      for (int call = 0; call < 10; ++call)
+        wrong += WrongItems(pool, 2 + call % 2, 5);
     });
   }
   for (std::thread& caller : callers) caller.join();
@@ -70,8 +79,8 @@ TEST(Team, CallersShareAPool) {
 
 TEST(Team, NothingToDo) {
   const Pool pool(4);
-  pool.Together([](Team&) {});
-  pool.Together([](Team& team) {
+  pool.Together(pool.num_threads(), [](Team&) {});
+  pool.Together(pool.num_threads(), [](Team& team) {
     team.For(0, [](int64_t, int) { ADD_FAILURE() << "there is no item"; });
   });
 }
@@ -80,14 +89,14 @@ TEST(Team, ExceptionsReachTheCallerAndThePoolGoesOn) {
   for (const int threads : {1, 2, 4}) {
     const Pool pool(threads);
     const auto throwing = [&] {
-      pool.Together([](Team& team) {
+      pool.Together(pool.num_threads(), [](Team& team) {
         team.For(100, [](int64_t item, int) {
           if (item == 37) throw std::runtime_error("item 37");
         });
       });
     };
     EXPECT_THROW(throwing(), std::runtime_error);
-    EXPECT_EQ(WrongItems(pool, 2), 0);
+    EXPECT_EQ(WrongItems(pool, threads, 2), 0);
   }
 }
 

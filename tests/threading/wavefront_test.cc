@@ -51,7 +51,7 @@ TEST(Wavefront, CellsSeeItemsInOrder) {
         for (size_t c = 0; c < items.size(); ++c) {
           worker_of[c].assign(static_cast<size_t>(items[c]), -1);
         }
-        pool.Together([&](Team& team) {
+        pool.Together(pool.num_threads(), [&](Team& team) {
           Wavefront::Run(
               team, work.chains.data(), work.count(),
               [&](int64_t c, int64_t item, int worker, Wavefront::Turn& turn) {
@@ -81,7 +81,7 @@ TEST(Wavefront, NobodyWaitsForAnItemThatFailed) {
   const Pool pool(4);
   Chains work({8, 8});
   const auto run = [&] {
-    pool.Together([&](Team& team) {
+    pool.Together(pool.num_threads(), [&](Team& team) {
       Wavefront::Run(team, work.chains.data(), work.count(),
                      [](int64_t, int64_t item, int, Wavefront::Turn& turn) {
                        for (int64_t cell = 0; cell < 4; ++cell) {
