@@ -129,9 +129,7 @@ void BackwardRun::RunKeys(Worker* worker, const BackwardChain& chain,
       for (int64_t sequence = chain.sequence_begin;
            sequence < chain.sequence_end; ++sequence) {
         for (int64_t b = blocks.begin; b < blocks.end; ++b) {
-          turn->Await(cell);
-          RunBlock(worker, chain, sequence, h, key_block, b);
-          turn->Finish(cell++);
+          RunBlock(worker, chain, sequence, h, key_block, b, {turn, cell++});
         }
       }
     }
@@ -143,7 +141,7 @@ void BackwardRun::RunKeys(Worker* worker, const BackwardChain& chain,
 
 void BackwardRun::RunBlock(Worker* worker, const BackwardChain& chain,
                            int64_t sequence, int64_t head, int64_t key_block,
-                           int64_t query_block) const {
+                           int64_t query_block, CellTurn turn) const {
   const BackwardSequence& s = plan_.sequences[sequence];
   const int64_t kv_head = head / problem_.group();
   BlockPlace place;
@@ -177,11 +175,9 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardChain& chain,
     block.lse = q.lse;
     block.delta = q.delta;
     if (want_dq()) {
-      uint8_t* touched = nullptr;
-      block.dq =
-          QueryGradient(sequence, head, chain.split, query_block, &touched);
-      block.add_to_dq = *touched != 0;
-      *touched = 1;
+      block.dq = QueryGradient(sequence, head, chain.split, query_block,
+                               &turn.dq_touched);
+      block.dq_turn = {&CellTurn::EnterDq, &CellTurn::LeaveDq, &turn};
       if (engine_.grad_left_is_score_left &&
           k_non_finite_[KeyFlag(sequence, kv_head, key_block)] != 0) {
         engine_.pack(
@@ -200,6 +196,7 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardChain& chain,
     block.add_to_dk = block.add_to_dv = touched != 0;
     touched = 1;
     const bool sum_keys = SharesKeys(args_.dbias, problem_);
+    turn.ends_with_dq = !sum_keys;
     if (streams) {
       block.ds_stream = worker->bias.Stream(place);
     } else if (worker->bias.wanted()) {
@@ -212,12 +209,14 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardChain& chain,
     }
     engine_.backward(block);
     if (sum_keys) {
+      turn.Await();
       const int64_t row =
           BiasRow(chain.split, head, sequence) + query_block * s.queries.size;
       staging_.sum_keys(block.ds, worker->scores.Shape(place),
                         bias_row_sums_ + static_cast<size_t>(row) * element());
     }
   }
+  turn.Finish();
   if (worker->bias.wanted() && !streams) {
     const simd::StagedShape shape = worker->scores.Shape(place);
     worker->bias.Collect(shape, !visible);

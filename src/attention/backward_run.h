@@ -52,6 +52,37 @@ class BackwardRun {
     std::byte* k_finite;     // K of one key block without NaN and inf
   };
 
+  // An item's turn at a block of queries: while it adds to what items of other
+  // keys add to as well, that is dQ and sums over keys. The rest of the block's
+  // work, some four fifths, waits for nobody.
+  struct CellTurn {
+    threading::Wavefront::Turn* turn;
+    int64_t cell;
+    uint8_t* dq_touched = nullptr;
+    bool ends_with_dq = true;
+    bool finished = false;
+
+    void Await() { turn->Await(cell); }
+    void Finish() {
+      if (finished) return;
+      Await();
+      turn->Finish(cell);
+      finished = true;
+    }
+    // As simd::BackwardBlock::Turn has them.
+    static bool EnterDq(void* state) {
+      CellTurn& self = *static_cast<CellTurn*>(state);
+      self.Await();
+      const bool add = *self.dq_touched != 0;
+      *self.dq_touched = 1;
+      return add;
+    }
+    static void LeaveDq(void* state) {
+      CellTurn& self = *static_cast<CellTurn*>(state);
+      if (self.ends_with_dq) self.Finish();
+    }
+  };
+
   QueryOperand Queries(int64_t sequence, int64_t head, int64_t block) const;
   KeyOperand Keys(const Worker& worker, int64_t sequence, int64_t head,
                   int64_t block) const;
@@ -87,7 +118,8 @@ class BackwardRun {
   void RunKeys(Worker* worker, const BackwardChain& chain, int64_t key_block,
                threading::Wavefront::Turn* turn) const;
   void RunBlock(Worker* worker, const BackwardChain& chain, int64_t sequence,
-                int64_t head, int64_t key_block, int64_t query_block) const;
+                int64_t head, int64_t key_block, int64_t query_block,
+                CellTurn turn) const;
 
   // When nothing more is added to them.
   void StoreQueryGradient(Worker* worker, int64_t sequence, int64_t head,

@@ -76,8 +76,10 @@ class BackwardPass {
           gradients_.Keys(slab, slab_end, side);
         }
       }
+      if (chunk == 0) gradients_.EnterQueries();
       gradients_.Queries(chunk, chunk_end);
     }
+    gradients_.LeaveQueries();
     Tiles::End();
     // Stores past the caches wait for nobody: whoever is told that the block is
     // done must find them.
@@ -358,7 +360,7 @@ class BackwardPass {
   const int64_t panels_;  // of query tiles in a slab
   const int64_t slab_;    // keys of a slab, in panels
   const BackwardScratch s_;
-  const GradientProducts<Variant, kPanelTiles> gradients_;
+  GradientProducts<Variant, kPanelTiles> gradients_;
   SlabDropout dropout_;
   StreamFetch fetch_;  // of bias_stream
   FusedContext c_;

@@ -78,6 +78,14 @@ class GradientProducts {
     StorePending<Tiles>(pending);
   }
 
+  // Before the first chunk's dQ, and after the last one's.
+  void EnterQueries() {
+    if (b_.dq != nullptr) add_to_dq_ = b_.EnterDq();
+  }
+  void LeaveQueries() const {
+    if (b_.dq != nullptr) b_.LeaveDq();
+  }
+
   // dQ of a chunk.
   void Queries(int64_t chunk, int64_t chunk_end) const {
     if (b_.dq == nullptr) return;
@@ -88,7 +96,7 @@ class GradientProducts {
     const int64_t panels = chunk_end - chunk;
     const uint8_t* const k_grad = static_cast<const uint8_t*>(b_.k_grad) +
                                   chunk * columns * kIn * kTileBytes;
-    const bool add = b_.add_to_dq || chunk > 0;
+    const bool add = add_to_dq_ || chunk > 0;
     for (int64_t query = 0; query < queries_; ++query) {
       int64_t first = 0, last = panels;
       while (first < last && At(chunk + first, query).hidden()) ++first;
@@ -165,6 +173,7 @@ class GradientProducts {
   const BackwardScratch& s_;
   const int64_t queries_, panels_, chunk_;
   const int64_t dt_, vt_;
+  bool add_to_dq_ = false;
 };
 
 }  // namespace fa2::simd::HWY_NAMESPACE

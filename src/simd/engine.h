@@ -116,6 +116,21 @@ struct BackwardBlock : Block {
   bool add_to_dv = false;
   bool add_to_dk = false;
   bool add_to_dq = false;
+  // Where blocks that run at the same time add to one dQ they take turns: enter
+  // is called, if given, before dQ is first read or written, and tells what
+  // add_to_dq is; leave after it is last written. Not if dq is nullptr.
+  struct Turn {
+    bool (*enter)(void* state) = nullptr;
+    void (*leave)(void* state) = nullptr;
+    void* state = nullptr;
+  };
+  Turn dq_turn;
+  bool EnterDq() const {
+    return dq_turn.enter == nullptr ? add_to_dq : dq_turn.enter(dq_turn.state);
+  }
+  void LeaveDq() const {
+    if (dq_turn.leave != nullptr) dq_turn.leave(dq_turn.state);
+  }
   // Optional outputs of the fused pass: dS (d loss / d (S after softcap),
   // without the scale), staged like `bias`, 0 where masked; and the sum of -dS
   // * distance, added to *alibi_gradient.

@@ -91,6 +91,7 @@ struct LaneBackward : LaneProducts<Op> {
     const size_t strip = BackwardScores<Op>::StripKeys(
         keys, (Steps<Scores>(head_dim) + Steps<Scores>(value_dim)) * width *
                   sizeof(ScoreElement));
+    bool add_to_dq = false;
     for (size_t panel = 0; panel < map.panels(); ++panel) {
       const Range range = map.Keys(panel);
       const size_t column = panel * width;
@@ -129,11 +130,13 @@ struct LaneBackward : LaneProducts<Op> {
                 : Ahead{block.dout_grad, std::min(width, value_dim) *
                                              Steps<Op>(map.panels() * width) *
                                              sizeof(Element)};
+        if (panel == 0) add_to_dq = block.EnterDq();
         Products::QueryPanel(d, Packed(block.k_grad), scores.ds_right(panel),
-                             head_dim, range, block.add_to_dq, nullptr, ahead,
+                             head_dim, range, add_to_dq, nullptr, ahead,
                              Ptr(block.dq) + column * head_dim);
       }
     }
+    if (block.dq != nullptr) block.LeaveDq();
     if (block.dv != nullptr) {
       for (size_t term = 0; term < Op::kTerms; ++term) {
         Products::KeyGradient(

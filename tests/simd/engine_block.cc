@@ -1,5 +1,7 @@
 #include "tests/simd/engine_block.h"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -8,6 +10,21 @@
 
 namespace fa2::simd {
 namespace {
+
+// Counts the turns at dQ; each ends before the next begins.
+struct DqTurns {
+  bool add;
+  int entered = 0;
+  int left = 0;
+
+  static bool Enter(void* state) {
+    DqTurns& self = *static_cast<DqTurns*>(state);
+    EXPECT_EQ(self.left, self.entered);
+    ++self.entered;
+    return self.add;
+  }
+  static void Leave(void* state) { ++static_cast<DqTurns*>(state)->left; }
+};
 
 // The problem through an engine's interface.
 template <class T>
@@ -124,7 +141,14 @@ class BlockRun : BlockProblem<T> {
       block.dv = acc_v.get();
       block.dk = acc_k.get();
       block.dq = dq.get();
-      block.add_to_dq = n > 0;
+      // Told beforehand, or when it is the block's turn.
+      DqTurns turns{n > 0};
+      const bool asks = !c_.want_ds;
+      if (asks) {
+        block.dq_turn = {&DqTurns::Enter, &DqTurns::Leave, &turns};
+      } else {
+        block.add_to_dq = n > 0;
+      }
       if (c_.want_ds) {
         block.ds = b.ds.data();
         block.alibi_gradient = &alibi;
@@ -137,6 +161,8 @@ class BlockRun : BlockProblem<T> {
       block.alibi_gradient = nullptr;
       block.add_to_dk = block.add_to_dv = true;
       e_.backward(block);
+      EXPECT_EQ(turns.entered, asks ? 1 : 0);
+      EXPECT_EQ(turns.left, turns.entered);
       Array<T> rows(b.keys * std::max(dk, dv));
       e_.unpack_key_rows(acc_k.get(), b.padded, dk, 0, b.keys, rows.data(), dk);
       for (int64_t x = 0; x < b.keys * dk; ++x) {
