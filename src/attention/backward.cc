@@ -139,6 +139,26 @@ void BackwardRun::RunKeys(Worker* worker, const BackwardChain& chain,
   });
 }
 
+void BackwardRun::FindNext(const BackwardChain& chain, int64_t query_block,
+                           BlockPlace* place) const {
+  if (chain.sequence_end - chain.sequence_begin > 1) return;
+  const Blocks& queries = plan_.sequences[place->sequence].queries;
+  const int64_t group = problem_.group();
+  const int64_t run = queries.RunOf(query_block);
+  int64_t next = query_block + 1;
+  place->next_head = place->head;
+  if (next == queries.RunBlocks(run).end) {
+    next = queries.RunBlocks(run).begin;
+    if (++place->next_head == chain.head_end * group) {
+      if (run == 0) return;
+      next = queries.RunBlocks(run - 1).begin;
+      place->next_head = chain.head_begin * group;
+    }
+  }
+  place->next_queries = queries.Block(next);
+  place->next_keys = place->keys;
+}
+
 void BackwardRun::RunBlock(Worker* worker, const BackwardChain& chain,
                            int64_t sequence, int64_t head, int64_t key_block,
                            int64_t query_block, CellTurn turn) const {
@@ -151,6 +171,7 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardChain& chain,
   place.keys = s.keys.Block(key_block);
   place.padded_queries = s.queries.Padded(place.queries);
   place.padded_keys = s.keys.Padded(place.keys);
+  FindNext(chain, query_block, &place);
 
   // No other block adds to its elements of dbias.
   const bool alone =

@@ -117,6 +117,10 @@ class BackwardRun {
   void RunChains(threading::Team& team, int64_t wave);
   void RunKeys(Worker* worker, const BackwardChain& chain, int64_t key_block,
                threading::Wavefront::Turn* turn) const;
+  // Fills in what an item comes to after `place`, whose queries are those of
+  // `query_block`.
+  void FindNext(const BackwardChain& chain, int64_t query_block,
+                BlockPlace* place) const;
   void RunBlock(Worker* worker, const BackwardChain& chain, int64_t sequence,
                 int64_t head, int64_t key_block, int64_t query_block,
                 CellTurn turn) const;

@@ -22,6 +22,11 @@ struct BlockPlace {
   Interval keys;
   int64_t padded_queries = 0;
   int64_t padded_keys = 0;
+  // The block of the same sequence that comes next, if any does: its bias is
+  // asked for in good time.
+  int64_t next_head = 0;
+  Interval next_queries;
+  Interval next_keys;
 };
 
 // One worker's buffers. `largest` bounds every block.
@@ -41,6 +46,11 @@ class BlockScores {
  private:
   template <typename T>
   bool PrepareAs(const BlockPlace& place, simd::Block* block);
+
+  // What the block after `place` will stage of its bias.
+  simd::RowsAhead BiasAhead(const BlockPlace& place) const;
+  simd::ScoreMatrix BiasOf(int64_t sequence, int64_t head, int64_t query,
+                           int64_t key) const;
 
   // Returns whether all tiles are visible; `hidden` when none is.
   bool FindTiles(const BlockPlace& place, bool* hidden);

@@ -205,6 +205,10 @@ void ForwardRun::RunItem(Worker* worker, const ForwardItem& item) const {
        kb < s.keys.count() && kb * s.keys.size < seen.end; ++kb) {
     place.keys = s.keys.Block(kb);
     place.padded_keys = s.keys.Padded(place.keys);
+    place.next_head = item.head;
+    place.next_queries = place.queries;
+    place.next_keys =
+        kb + 1 < s.keys.count() ? s.keys.Block(kb + 1) : Interval();
     if (!worker->scores.Prepare(place, &block)) continue;
     block.scratch = worker->engine_scratch;
     block.q_score = worker->q_score;

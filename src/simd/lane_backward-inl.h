@@ -91,6 +91,9 @@ struct LaneBackward : LaneProducts<Op> {
     const size_t strip = BackwardScores<Op>::StripKeys(
         keys, (Steps<Scores>(head_dim) + Steps<Scores>(value_dim)) * width *
                   sizeof(ScoreElement));
+    ToMemoryAhead to_memory(
+        block.score.bias_ahead,
+        2 * map.panels() * Products::RowBlocksOf(block.keys));
     bool add_to_dq = false;
     for (size_t panel = 0; panel < map.panels(); ++panel) {
       const Range range = map.Keys(panel);
@@ -114,10 +117,10 @@ struct LaneBackward : LaneProducts<Op> {
           const size_t first = (seen.begin - begin) * width;
           Products::ScorePanel(d, PackedScores(block.k_score), q, head_dim,
                                Products::ScoreDepthPart(block), seen, next_dout,
-                               scores.s(panel) + first);
+                               scores.s(panel) + first, to_memory);
           Products::ScorePanel(d, PackedScores(block.v_score), dout, value_dim,
                                Products::kDepthPart, seen, next_dq,
-                               scores.dp(panel) + first);
+                               scores.dp(panel) + first, to_memory);
           next_dout = next_dq = {};
         }
         FusePanel(d, block, map, panel, {begin, end}, scores);

@@ -35,7 +35,7 @@ class LaneForward : LaneProducts<Op> {
   static constexpr size_t kRowArrays = 5;
 
   static void Run(const ForwardBlock& block) {
-    const LaneForward run(block);
+    LaneForward run(block);
     const size_t width = PanelWidth(D());
     for (size_t panel = 0; panel < run.map_.panels(); ++panel) {
       Panel p;
@@ -87,9 +87,11 @@ class LaneForward : LaneProducts<Op> {
         sum_(shift_ + PanelWidth(D())),
         weight_(sum_ + PanelWidth(D())),
         scores_(weight_ + PanelWidth(D()), PanelWidth(D()),
-                static_cast<size_t>(block.keys)) {}
+                static_cast<size_t>(block.keys)),
+        to_memory_(block.score.bias_ahead,
+                   map_.panels() * Products::RowBlocksOf(block.keys)) {}
 
-  void RunPanel(const Panel& p) const {
+  void RunPanel(const Panel& p) {
     if (in_registers_ && !Outgrown() && HaveMaxima(p) && ExpInRegisters(p)) {
       Add(sum_, p.row_sum);
       if (p.row_weight != nullptr) Add(weight_, p.row_weight);
@@ -97,7 +99,7 @@ class LaneForward : LaneProducts<Op> {
       return;
     }
     std::copy_n(p.row_max, PanelWidth(D()), old_max_);
-    ScorePanel(p, ToMemory());
+    ScorePanel(p, to_memory_);
     MaxPass(p);
     Rescale(p);
     ExpPass(p);
@@ -130,9 +132,13 @@ class LaneForward : LaneProducts<Op> {
       hn::Store(hn::Zero(d), d, sum_ + col);
       hn::Store(hn::Zero(d), d, weight_ + col);
     }
-    ScorePanel(p,
-               ForwardSink<Op>{PanelOptions<T>(block_.score, Area(p)), scores_,
-                               shift_, sum_, weight_, p.keys.begin});
+    const ForwardSink<Op> sink{PanelOptions<T>(block_.score, Area(p)),
+                               scores_,
+                               shift_,
+                               sum_,
+                               weight_,
+                               p.keys.begin};
+    ScorePanel(p, sink);
     for (size_t col = 0; col < PanelWidth(d); col += hn::Lanes(d)) {
       if (!hn::AllTrue(d, hn::Le(hn::Load(d, sum_ + col), most))) {
         if (block_.outgrown != nullptr) *block_.outgrown = true;
@@ -147,7 +153,7 @@ class LaneForward : LaneProducts<Op> {
   }
 
   template <class Sink>
-  void ScorePanel(const Panel& p, const Sink& sink) const {
+  void ScorePanel(const Panel& p, Sink& sink) const {
     const D d;
     const Ahead v{block_.v_grad, Steps<Op>(static_cast<size_t>(block_.keys)) *
                                      RowStride(d, value_dim_) *
@@ -255,6 +261,7 @@ class LaneForward : LaneProducts<Op> {
   const bool in_registers_;
   T *old_max_, *factor_, *shift_, *sum_, *weight_;
   ForwardScores<Op> scores_;
+  ToMemoryAhead to_memory_;
 };
 
 }  // namespace HWY_NAMESPACE

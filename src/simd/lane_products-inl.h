@@ -38,13 +38,47 @@ struct Ahead {
   }
 };
 
+// To memory; meanwhile asks for rows that are elsewhere, a few lines before
+// each register block. All at once they would wait for one another: a core has
+// some 24 lines under way (Bf16Dot with a bias, forward, D 128: 30.4 -> 26.0
+// ms).
+class ToMemoryAhead : public ToMemory {
+ public:
+  // Over `blocks` register blocks, at least one.
+  ToMemoryAhead(const RowsAhead& rows, size_t blocks)
+      : left_(rows),
+        lines_(rows.rows * ((rows.bytes + kLine - 1) / kLine) /
+                   static_cast<int64_t>(blocks) +
+               1) {}
+
+  void Begin() {
+    for (int64_t i = 0; i < lines_ && left_.rows > 0; ++i) {
+      PrefetchL2(left_.data + at_);
+      at_ += kLine;
+      if (at_ >= left_.bytes) {
+        at_ = 0;
+        left_.data += left_.stride;
+        --left_.rows;
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kLine = 64;
+  RowsAhead left_;
+  int64_t at_ = 0;  // in the first row left
+  int64_t lines_;   // at a time
+};
+
 // Rows of a product in register blocks. C += A B where A is by rows (kUnitStep)
 // or by columns.
-template <class Op, bool kUnitStep, class D>
+template <class Op, bool kUnitStep, class D, class Sink>
 HWY_INLINE void RowBlocks(D d, size_t rows, size_t vectors,
-                          Product<typename Op::Element, typename Op::Sum> p) {
+                          Product<typename Op::Element, typename Op::Sum> p,
+                          Sink& sink) {
   const size_t a_row = kUnitStep ? p.a_row : 1;
   for (size_t row = 0; row < rows; row += kBlockRows) {
+    sink.Begin();
     AnyRegisterBlock<Op, kUnitStep>(d, std::min(kBlockRows, rows - row),
                                     vectors, p);
     p.a += kBlockRows * a_row;
@@ -104,15 +138,19 @@ struct LaneProducts {
     return scores > 2.0 ? 32 : kDepthPart;
   }
 
+  static size_t RowBlocksOf(int64_t rows) {
+    return (static_cast<size_t>(rows) + kBlockRows - 1) / kBlockRows;
+  }
+
   // One panel of S^T = L R (rows `keys` of the block, all columns of the
   // panel), `out` its first row. A sink that is not memory takes sums over the
   // whole depth: its steps must not exceed depth_part.
-  template <class Sink = ToMemory>
+  template <class Sink>
   static HWY_INLINE void ScorePanel(D d, const ScoreElement* left,
                                     const ScoreElement* right, size_t depth,
                                     size_t depth_part, const Range& keys,
                                     const Ahead& ahead, T* HWY_RESTRICT out,
-                                    const Sink& sink = Sink()) {
+                                    Sink& sink) {
     const size_t width = PanelWidth(d);
     const size_t steps = Steps<Scores>(depth);
     const size_t stride = ScoreStride<Scores>(d, depth);
@@ -134,7 +172,8 @@ struct LaneProducts {
                                        next,
                                        next_step};
       if constexpr (Sink::kIsMemory) {
-        RowBlocks<Scores, true>(d, keys.end - keys.begin, kBlockVectors, p);
+        RowBlocks<Scores, true>(d, keys.end - keys.begin, kBlockVectors, p,
+                                sink);
       } else {
         RowBlocksInto<Scores>(d, keys.end - keys.begin, p, sink);
       }
@@ -230,7 +269,8 @@ struct LaneProducts {
                  static_cast<const char*>(ahead.data),
                  ahead.Step((depth + kBlockRows - 1) / kBlockRows,
                             (keys.end - keys.begin) / kPerLane)};
-    RowBlocks<Op, false>(d, depth, kBlockVectors, p);
+    ToMemory sink;
+    RowBlocks<Op, false>(d, depth, kBlockVectors, p, sink);
   }
 };
 

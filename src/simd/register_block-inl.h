@@ -131,6 +131,8 @@ HWY_INLINE Sum* Opaque(Sum* p) {
 // Where the sums of a register block go: to C.
 struct ToMemory {
   static constexpr bool kIsMemory = true;
+  // Before each register block.
+  void Begin() const {}
 };
 
 // kUnitStep: a_step is 1 (A by rows); otherwise a_row is 1 (A by columns). A

@@ -30,6 +30,15 @@ struct ScoreMatrix {
   int64_t key_stride = 0;
 };
 
+// Rows of memory that the block after this one reads, to be asked for
+// meanwhile; all zero when that is not known.
+struct RowsAhead {
+  const char* data = nullptr;
+  int64_t stride = 0;  // bytes
+  int64_t rows = 0;
+  int64_t bytes = 0;  // of a row
+};
+
 struct StagingKernels;
 
 // A block of such elements, for engines that take or give them as they come to
