@@ -12,10 +12,10 @@
 
 namespace fa2::threading {
 
-// Every item of a chain works through the same cells in the same order, each
-// after the item before it has finished with the cell. So items of a chain run
-// at the same time, a cell behind one another, while whatever belongs to a cell
-// sees them in their order, on any number of threads.
+// Every item of a chain works through the same cells in the same order, and has
+// its turn at each after the item before it. So items of a chain run at the
+// same time, while what they share of a cell sees them in their order, on any
+// number of threads.
 class Wavefront {
  public:
   struct alignas(64) Counter {
@@ -27,7 +27,7 @@ class Wavefront {
     double cost = 0.0;           // of an item, in any unit
     Counter* claimed = nullptr;  // items that workers have taken
     Counter* finished =
-        nullptr;  // [items]: cells that the item is through with
+        nullptr;  // [items]: cells at which the item had its turn
   };
 
   // Where an item stands.
