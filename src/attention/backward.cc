@@ -109,7 +109,6 @@ void BackwardRun::RunKeys(Worker* worker, const BackwardChain& chain,
                           int64_t key_block,
                           threading::Wavefront::Turn* turn) const {
   const BackwardSequence& s = plan_.sequences[chain.sequence_begin];
-  const int64_t group = problem_.group();
   // Calls run(sequence, kv head) for all that the item works through.
   const auto for_owned = [&](const auto& run) {
     for (int64_t h = chain.head_begin; h < chain.head_end; ++h) {
@@ -121,47 +120,42 @@ void BackwardRun::RunKeys(Worker* worker, const BackwardChain& chain,
   for_owned([&](int64_t sequence, int64_t head) {
     PackKeys(worker, sequence, head, key_block);
   });
-  int64_t cell = 0;
-  for (int64_t run = s.queries.runs() - 1; run >= 0; --run) {
-    const Interval blocks = s.queries.RunBlocks(run);
-    for (int64_t h = chain.head_begin * group; h < chain.head_end * group;
-         ++h) {
-      for (int64_t sequence = chain.sequence_begin;
-           sequence < chain.sequence_end; ++sequence) {
-        for (int64_t b = blocks.begin; b < blocks.end; ++b) {
-          RunBlock(worker, chain, sequence, h, key_block, b, {turn, cell++});
-        }
-      }
-    }
+  QueryCell next{s.queries.runs() - 1, chain.head_begin * problem_.group(),
+                 chain.sequence_begin, 0};
+  bool more = next.run >= 0 && problem_.group() > 0;
+  if (more) next.block = s.queries.RunBlocks(next.run).begin;
+  for (int64_t index = 0; more; ++index) {
+    const QueryCell cell = next;
+    more = Advance(chain, &next);
+    RunBlock(worker, chain, cell, more ? &next : nullptr, key_block,
+             {turn, index});
   }
   for_owned([&](int64_t sequence, int64_t head) {
     StoreKeyGradients(worker, sequence, head, key_block);
   });
 }
 
-void BackwardRun::FindNext(const BackwardChain& chain, int64_t query_block,
-                           BlockPlace* place) const {
-  if (chain.sequence_end - chain.sequence_begin > 1) return;
-  const Blocks& queries = plan_.sequences[place->sequence].queries;
+bool BackwardRun::Advance(const BackwardChain& chain, QueryCell* cell) const {
+  const Blocks& queries = plan_.sequences[chain.sequence_begin].queries;
   const int64_t group = problem_.group();
-  const int64_t run = queries.RunOf(query_block);
-  int64_t next = query_block + 1;
-  place->next_head = place->head;
-  if (next == queries.RunBlocks(run).end) {
-    next = queries.RunBlocks(run).begin;
-    if (++place->next_head == chain.head_end * group) {
-      if (run == 0) return;
-      next = queries.RunBlocks(run - 1).begin;
-      place->next_head = chain.head_begin * group;
-    }
-  }
-  place->next_queries = queries.Block(next);
-  place->next_keys = place->keys;
+  const Interval blocks = queries.RunBlocks(cell->run);
+  if (++cell->block < blocks.end) return true;
+  cell->block = blocks.begin;
+  if (++cell->sequence < chain.sequence_end) return true;
+  cell->sequence = chain.sequence_begin;
+  if (++cell->head < chain.head_end * group) return true;
+  cell->head = chain.head_begin * group;
+  if (--cell->run < 0) return false;
+  cell->block = queries.RunBlocks(cell->run).begin;
+  return true;
 }
 
 void BackwardRun::RunBlock(Worker* worker, const BackwardChain& chain,
-                           int64_t sequence, int64_t head, int64_t key_block,
-                           int64_t query_block, CellTurn turn) const {
+                           const QueryCell& cell, const QueryCell* next,
+                           int64_t key_block, CellTurn turn) const {
+  const int64_t sequence = cell.sequence;
+  const int64_t head = cell.head;
+  const int64_t query_block = cell.block;
   const BackwardSequence& s = plan_.sequences[sequence];
   const int64_t kv_head = head / problem_.group();
   BlockPlace place;
@@ -171,7 +165,11 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardChain& chain,
   place.keys = s.keys.Block(key_block);
   place.padded_queries = s.queries.Padded(place.queries);
   place.padded_keys = s.keys.Padded(place.keys);
-  FindNext(chain, query_block, &place);
+  if (next != nullptr && next->sequence == sequence) {
+    place.next_head = next->head;
+    place.next_queries = s.queries.Block(next->block);
+    place.next_keys = place.keys;
+  }
 
   // No other block adds to its elements of dbias.
   const bool alone =

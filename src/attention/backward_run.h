@@ -52,6 +52,11 @@ class BackwardRun {
     std::byte* k_finite;     // K of one key block without NaN and inf
   };
 
+  // A block of queries of one query head, as an item comes to it.
+  struct QueryCell {
+    int64_t run, head, sequence, block;
+  };
+
   // An item's turn at a block of queries: while it adds to what items of other
   // keys add to as well, that is dQ and sums over keys. The rest of the block's
   // work, some four fifths, waits for nobody.
@@ -117,12 +122,11 @@ class BackwardRun {
   void RunChains(threading::Team& team, int64_t wave);
   void RunKeys(Worker* worker, const BackwardChain& chain, int64_t key_block,
                threading::Wavefront::Turn* turn) const;
-  // Fills in what an item comes to after `place`, whose queries are those of
-  // `query_block`.
-  void FindNext(const BackwardChain& chain, int64_t query_block,
-                BlockPlace* place) const;
-  void RunBlock(Worker* worker, const BackwardChain& chain, int64_t sequence,
-                int64_t head, int64_t key_block, int64_t query_block,
+  // To the next cell, in BackwardChain's order; false after the last.
+  bool Advance(const BackwardChain& chain, QueryCell* cell) const;
+  // `next`: the cell after `cell`, or nullptr.
+  void RunBlock(Worker* worker, const BackwardChain& chain,
+                const QueryCell& cell, const QueryCell* next, int64_t key_block,
                 CellTurn turn) const;
 
   // When nothing more is added to them.

@@ -57,20 +57,13 @@ void BiasGradient::Collect(const simd::StagedShape& shape, bool hidden) {
   empty_ = false;
 }
 
-simd::ScoreMatrix BiasGradient::MatrixOf(const BlockPlace& place) const {
-  const int64_t batch = problem_.sequences[place.sequence].batch;
-  simd::ScoreMatrix out;
-  out.data = At(dbias_, dbias_.sizes[0] == 1 ? 0 : batch,
-                dbias_.sizes[1] == 1 ? 0 : place.head, place.queries.begin,
-                place.keys.begin);
-  out.dtype = dbias_.dtype;
-  out.query_stride = dbias_.strides[2];
-  out.key_stride = dbias_.strides[3];
-  return out;
+simd::ScoreMatrix BiasGradient::Elements(const BlockPlace& place) const {
+  return MatrixOf(dbias_, problem_.sequences[place.sequence].batch, place.head,
+                  place.queries.begin, place.keys.begin);
 }
 
 simd::ScoreStream BiasGradient::Stream(const BlockPlace& place) const {
-  return {&staging_, MatrixOf(place), place.queries.size(), place.keys.size(),
+  return {&staging_, Elements(place), place.queries.size(), place.keys.size(),
           add_};
 }
 
@@ -96,7 +89,7 @@ void BiasGradient::Finish(const BlockPlace& place,
     memset(sum_, 0, static_cast<size_t>(shape.elements()) * element);
   }
   empty_ = true;
-  staging_.unstage(sum_, shape, add_, MatrixOf(place));
+  staging_.unstage(sum_, shape, add_, Elements(place));
 }
 
 }  // namespace fa2::attention

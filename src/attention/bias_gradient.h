@@ -75,7 +75,7 @@ class BiasGradient {
   void Finish(const BlockPlace& place, const simd::StagedShape& shape);
 
  private:
-  simd::ScoreMatrix MatrixOf(const BlockPlace& place) const;
+  simd::ScoreMatrix Elements(const BlockPlace& place) const;
 
   TensorView dbias_;
   bool add_;

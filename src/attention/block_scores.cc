@@ -65,31 +65,31 @@ bool BlockScores::FindTiles(const BlockPlace& place, bool* hidden) {
   return all_visible;
 }
 
-simd::ScoreMatrix BlockScores::BiasOf(int64_t sequence, int64_t head,
-                                      int64_t query, int64_t key) const {
-  const ConstTensorView& bias = problem_.options.bias;
-  const auto index = [&bias](int dim, int64_t i) {
-    return bias.sizes[dim] == 1 ? 0 : i;
+simd::ScoreMatrix MatrixOf(const ConstTensorView& view, int64_t batch,
+                           int64_t head, int64_t query, int64_t key) {
+  const auto index = [&view](int dim, int64_t i) {
+    return view.sizes[dim] == 1 ? 0 : i;
   };
   simd::ScoreMatrix matrix;
-  matrix.data = At(bias, index(0, problem_.sequences[sequence].batch),
-                   index(1, head), index(2, query), index(3, key));
-  matrix.dtype = bias.dtype;
-  matrix.query_stride = bias.sizes[2] == 1 ? 0 : bias.strides[2];
-  matrix.key_stride = bias.sizes[3] == 1 ? 0 : bias.strides[3];
+  matrix.data =
+      At(view, index(0, batch), index(1, head), index(2, query), index(3, key));
+  matrix.dtype = view.dtype;
+  matrix.query_stride = view.sizes[2] == 1 ? 0 : view.strides[2];
+  matrix.key_stride = view.sizes[3] == 1 ? 0 : view.strides[3];
   return matrix;
 }
 
 simd::RowsAhead BlockScores::BiasAhead(const BlockPlace& place) const {
   const Interval& queries = place.next_queries;
   const Interval& keys = place.next_keys;
+  const Sequence& sequence = problem_.sequences[place.sequence];
   if (queries.empty() || keys.empty() ||
-      problem_.sequences[place.sequence].mask.State(queries, keys) ==
-          simd::TileState::kHidden) {
+      sequence.mask.State(queries, keys) == simd::TileState::kHidden) {
     return {};
   }
   const simd::ScoreMatrix next =
-      BiasOf(place.sequence, place.next_head, queries.begin, keys.begin);
+      MatrixOf(problem_.options.bias, sequence.batch, place.next_head,
+               queries.begin, keys.begin);
   if (next.key_stride != 1 || next.query_stride == 0) return {};
   const int64_t element = static_cast<int64_t>(SizeOf(next.dtype));
   return {static_cast<const char*>(next.data), next.query_stride * element,
@@ -156,8 +156,8 @@ bool BlockScores::PrepareAs(const BlockPlace& place, simd::Block* block) {
       (want_bias_gradient_ ||
        !bias_tiles_.AllVisible(place.sequence, place.head, place.queries,
                                place.keys))) {
-    const simd::ScoreMatrix matrix =
-        BiasOf(place.sequence, place.head, place.queries.begin, k0);
+    const simd::ScoreMatrix matrix = MatrixOf(
+        options.bias, sequence.batch, place.head, place.queries.begin, k0);
     if (engine_.streams_scores) {
       score.bias_stream = {&staging_, matrix, place.queries.size(),
                            place.keys.size(), false};

@@ -29,6 +29,11 @@ struct BlockPlace {
   Interval next_keys;
 };
 
+// Scores from (query, key) on in a view of [B or 1, H or 1, Nq or 1, Nk or 1];
+// a dimension of 1 is every index.
+simd::ScoreMatrix MatrixOf(const ConstTensorView& view, int64_t batch,
+                           int64_t head, int64_t query, int64_t key);
+
 // One worker's buffers. `largest` bounds every block.
 class BlockScores {
  public:
@@ -49,8 +54,6 @@ class BlockScores {
 
   // What the block after `place` will stage of its bias.
   simd::RowsAhead BiasAhead(const BlockPlace& place) const;
-  simd::ScoreMatrix BiasOf(int64_t sequence, int64_t head, int64_t query,
-                           int64_t key) const;
 
   // Returns whether all tiles are visible; `hidden` when none is.
   bool FindTiles(const BlockPlace& place, bool* hidden);

@@ -29,9 +29,6 @@ struct Blocks {
     return rows / run * CountOf(run) + CountOf(rows % run);
   }
   int64_t runs() const { return CeilDiv(rows, run); }
-  int64_t RunOf(int64_t block) const {
-    return block / CountOf(std::min(run, rows));
-  }
   Interval Block(int64_t index) const {
     const int64_t in_run = CountOf(std::min(run, rows));
     const Interval rows_of_run = Run(index / in_run);

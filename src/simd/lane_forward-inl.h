@@ -88,8 +88,9 @@ class LaneForward : LaneProducts<Op> {
         weight_(sum_ + PanelWidth(D())),
         scores_(weight_ + PanelWidth(D()), PanelWidth(D()),
                 static_cast<size_t>(block.keys)),
-        to_memory_(block.score.bias_ahead,
-                   map_.panels() * Products::RowBlocksOf(block.keys)) {}
+        to_memory_(
+            block.score.bias_ahead,
+            map_.panels() * RowBlocksOf(static_cast<size_t>(block.keys))) {}
 
   void RunPanel(const Panel& p) {
     if (in_registers_ && !Outgrown() && HaveMaxima(p) && ExpInRegisters(p)) {

@@ -70,6 +70,11 @@ class ToMemoryAhead : public ToMemory {
   int64_t lines_;   // at a time
 };
 
+// Register blocks of so many rows.
+constexpr size_t RowBlocksOf(size_t rows) {
+  return (rows + kBlockRows - 1) / kBlockRows;
+}
+
 // Rows of a product in register blocks. C += A B where A is by rows (kUnitStep)
 // or by columns.
 template <class Op, bool kUnitStep, class D, class Sink>
@@ -138,10 +143,6 @@ struct LaneProducts {
     return scores > 2.0 ? 32 : kDepthPart;
   }
 
-  static size_t RowBlocksOf(int64_t rows) {
-    return (static_cast<size_t>(rows) + kBlockRows - 1) / kBlockRows;
-  }
-
   // One panel of S^T = L R (rows `keys` of the block, all columns of the
   // panel), `out` its first row. A sink that is not memory takes sums over the
   // whole depth: its steps must not exceed depth_part.
@@ -154,7 +155,7 @@ struct LaneProducts {
     const size_t width = PanelWidth(d);
     const size_t steps = Steps<Scores>(depth);
     const size_t stride = ScoreStride<Scores>(d, depth);
-    const size_t blocks = (keys.end - keys.begin + kBlockRows - 1) / kBlockRows;
+    const size_t blocks = RowBlocksOf(keys.end - keys.begin);
     const size_t next_step = ahead.Step(blocks, steps);
     const char* next = static_cast<const char*>(ahead.data);
     for (size_t part = 0; part == 0 || part < steps; part += depth_part) {
@@ -206,7 +207,7 @@ struct LaneProducts {
                       (queries / kPerLane) * sizeof(Element);
       }
       const size_t next_step =
-          ahead.Step((keys + kBlockRows - 1) / kBlockRows, queries / kPerLane);
+          ahead.Step(RowBlocksOf(keys), queries / kPerLane);
       const char* next = static_cast<const char*>(ahead.data);
       for (size_t row = 0; row < keys; row += kBlockRows) {
         const size_t rows = std::min(kBlockRows, keys - row);
@@ -255,20 +256,20 @@ struct LaneProducts {
     // Ranges begin and end with whole steps: they are multiples of 16 keys, or
     // of the block's, which key_panel divides.
     const size_t first = keys.begin / kPerLane;
-    const Prod p{left + first * stride,
-                 1,
-                 stride,
-                 0,
-                 right + first * width,
-                 sum,
-                 width,
-                 (keys.end - keys.begin) / kPerLane,
-                 1,
-                 add,
-                 factor,
-                 static_cast<const char*>(ahead.data),
-                 ahead.Step((depth + kBlockRows - 1) / kBlockRows,
-                            (keys.end - keys.begin) / kPerLane)};
+    const Prod p{
+        left + first * stride,
+        1,
+        stride,
+        0,
+        right + first * width,
+        sum,
+        width,
+        (keys.end - keys.begin) / kPerLane,
+        1,
+        add,
+        factor,
+        static_cast<const char*>(ahead.data),
+        ahead.Step(RowBlocksOf(depth), (keys.end - keys.begin) / kPerLane)};
     ToMemory sink;
     RowBlocks<Op, false>(d, depth, kBlockVectors, p, sink);
   }

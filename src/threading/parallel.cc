@@ -100,25 +100,31 @@ namespace {
 // Helpers as tasks of the arena.
 class TaskLauncher : public Team::Launcher {
  public:
+  // `everyone`: the team is all of the arena's threads. Then slots number its
+  // workers, who so find in their caches what they left there in the call
+  // before.
+  explicit TaskLauncher(bool everyone) : everyone_(everyone) {}
+
+  int leader() const { return Number(0); }
   void Launch(Team* team, int helpers) override {
-    // Slots number the workers of a team of all threads, which so find in their
-    // caches what they left there in the call before.
-    const bool by_slot = helpers + 1 == tbb::this_task_arena::max_concurrency();
     for (int worker = 1; worker <= helpers; ++worker) {
-      group_.run([team, worker, by_slot] {
-        team->Help(by_slot ? tbb::this_task_arena::current_thread_index()
-                           : worker);
-      });
+      group_.run([this, team, worker] { team->Help(Number(worker)); });
     }
   }
   void Wait() { group_.wait(); }
 
  private:
+  int Number(int worker) const {
+    return everyone_ ? tbb::this_task_arena::current_thread_index() : worker;
+  }
+
+  const bool everyone_;
   tbb::task_group group_;
 };
 
 class ThreadLauncher : public Team::Launcher {
  public:
+  int leader() const { return 0; }
   void Launch(Team* team, int helpers) override {
     for (int worker = 1; worker <= helpers; ++worker) {
       threads_.emplace_back([team, worker] { team->Help(worker); });
@@ -133,9 +139,8 @@ class ThreadLauncher : public Team::Launcher {
 };
 
 template <class Launcher, class Work>
-void RunTeam(int num_threads, int leader, const Work& work) {
-  Launcher launcher;
-  Team team(num_threads, leader, &launcher);
+void RunTeam(int num_threads, Launcher& launcher, const Work& work) {
+  Team team(num_threads, launcher.leader(), &launcher);
   // Helpers use the team until they have all been told to stop.
   const auto end = [&] {
     team.Stop();
@@ -161,14 +166,15 @@ void Pool::RunTogether(int threads, TeamFunction function,
     return run(&team);
   }
   if (kOwnThreads || arena_->forks != Forks()) {
-    return RunTeam<ThreadLauncher>(threads, 0, run);
+    ThreadLauncher launcher;
+    return RunTeam(threads, launcher, run);
   }
   arena_->arena.execute([&] {
     // Isolated: while this waits for its helpers it must not take up another
     // call's, which would keep it until that call ends.
     tbb::this_task_arena::isolate([&] {
-      const int slot = tbb::this_task_arena::current_thread_index();
-      RunTeam<TaskLauncher>(threads, threads == num_threads_ ? slot : 0, run);
+      TaskLauncher launcher(threads == num_threads_);
+      RunTeam(threads, launcher, run);
     });
   });
 }
