@@ -149,7 +149,8 @@ class BackwardPass {
     const float* lse = static_cast<const float*>(b_.lse);
     const float* delta = static_cast<const float*>(b_.delta);
     for (int64_t i = 0; i < b_.queries; ++i) {
-      s_.lse2[i] = static_cast<float>(lse[i] * 1.4426950408889634);
+      s_.lse2[i] = static_cast<float>(lse[i] * 1.4426950408889634 +
+                                      ExpOrigin<Variant>());
       s_.tile_start[i] = late ? 0.0f : -delta[i];
       s_.late_delta[i] = late ? -delta[i] : 0.0f;
     }

@@ -21,7 +21,8 @@ struct ExpBlock {
   const uint16_t* keep = nullptr;  // of dropout, bits of 32 queries a key
   float scale = 0.0f;              // of what is in s, times log2(e)
   bool transformed = false;        // TransformScores has been over s
-  // Of the 32 queries, times log2(e) unless kMode is kBias. With kAlibi, in
+  // Of the 32 queries, times log2(e) and with ExpOrigin unless kMode is kBias.
+  // With kAlibi, in
   // whose sub-blocks all queries are on one side of all keys, of row 0, and
   // what each row adds.
   const float* max = nullptr;
@@ -44,7 +45,7 @@ struct RowPairVectors {
 // The first half of the work on a row pair of S, up to what is taken the
 // exponential of. kBias: S holds the scores; kAlibi, kSoftcap: their option is
 // worked in here.
-template <FusedMode kMode>
+template <class Variant, FusedMode kMode>
 HWY_INLINE void Exponents(const ExpState& state, const ExpBlock& b, int pair,
                           __m512 scale, __m512 max0, __m512 max1,
                           RowPairVectors& out) {
@@ -57,7 +58,8 @@ HWY_INLINE void Exponents(const ExpState& state, const ExpBlock& b, int pair,
       const __m512 max = h == 0 ? max0 : max1;
       if constexpr (kMode == FusedMode::kBias) {
         // (S - max) log2(e), see InLog2.
-        out.x[r][h] = _mm512_mul_ps(_mm512_sub_ps(x, max), scale);
+        out.x[r][h] = _mm512_fmsub_ps(_mm512_sub_ps(x, max), scale,
+                                      _mm512_set1_ps(ExpOrigin<Variant>()));
       } else if constexpr (kMode == FusedMode::kSoftcap) {
         out.x[r][h] = _mm512_fmsub_ps(
             TanhOfSteps(_mm512_mul_ps(x, _mm512_set1_ps(f.into_steps))),
@@ -83,10 +85,10 @@ HWY_INLINE void ExpRowPair(const ExpState& state, const ExpBlock& b, int pair,
                            __m512& sum1) {
   constexpr int kTerms = Variant::kProbabilityTerms;
   const int row = 2 * pair;
-  __m512 p00 = Exp2<Variant::kExpDegree>(exponents.x[0][0]);
-  __m512 p01 = Exp2<Variant::kExpDegree>(exponents.x[0][1]);
-  __m512 p10 = Exp2<Variant::kExpDegree>(exponents.x[1][0]);
-  __m512 p11 = Exp2<Variant::kExpDegree>(exponents.x[1][1]);
+  __m512 p00 = ProbabilityExp2<Variant>(exponents.x[0][0]);
+  __m512 p01 = ProbabilityExp2<Variant>(exponents.x[0][1]);
+  __m512 p10 = ProbabilityExp2<Variant>(exponents.x[1][0]);
+  __m512 p11 = ProbabilityExp2<Variant>(exponents.x[1][1]);
   sum0 = _mm512_add_ps(sum0, _mm512_add_ps(p00, p10));
   sum1 = _mm512_add_ps(sum1, _mm512_add_ps(p01, p11));
   if (b.keep != nullptr) {
@@ -129,7 +131,8 @@ struct ExpRows {
       if (b.fetch != nullptr) b.fetch->Step();
     }
     RowPairVectors exponents;
-    Exponents<kMode>(state, b, kOrder::At(i), scale, max0, max1, exponents);
+    Exponents<Variant, kMode>(state, b, kOrder::At(i), scale, max0, max1,
+                              exponents);
     ExpRowPair<Variant>(state, b, kOrder::At(i), exponents, sum0, sum1);
   }
   HWY_INLINE void End() const {

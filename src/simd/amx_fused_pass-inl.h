@@ -67,7 +67,7 @@ struct FusedBlock {
   uint8_t* ds;
   uint8_t* ds_pairs;  // as right operand
   const float* lse;
-  const float* lse2;  // lse * log2(e)
+  const float* lse2;  // lse * log2(e) + ExpOrigin
   // Visible rows of each query, by key half: [begin, end).
   const float* begin[2];
   const float* end[2];
@@ -143,9 +143,9 @@ HWY_INLINE void FuseVector(const uint8_t* s, const uint8_t* dp, __m512 scale,
                            __m512& ds) {
   __m512 x = _mm512_fmsub_ps(_mm512_load_ps(s), scale, lse);
   if (!InLog2<Variant>(FusedMode::kPlain)) {
-    x = _mm512_mul_ps(x, _mm512_set1_ps(kLog2OfE));
+    x = IntoLog2<Variant>(x);
   }
-  p = Exp2<Variant::kExpDegree>(x);
+  p = ProbabilityExp2<Variant>(x);
   if (kMasked) {
     p = _mm512_maskz_mov_ps(visible, p);
     ds = _mm512_maskz_mul_ps(visible, p, _mm512_load_ps(dp));
@@ -196,8 +196,8 @@ HWY_INLINE void FuseOptions(const FusedContext& c, const FusedBlock& b, int row,
       factors, c.options, _mm512_load_ps(b.s[row / 16][query_half] + tile_row),
       scale, lse, b.bias + 32 * row + column, b.position + column, row, visible,
       slopes);
-  if (!InLog2<Variant>(kMode)) x = _mm512_mul_ps(x, _mm512_set1_ps(kLog2OfE));
-  p = Exp2<Variant::kExpDegree>(x, visible);
+  if (!InLog2<Variant>(kMode)) x = IntoLog2<Variant>(x);
+  p = ProbabilityExp2<Variant>(x, visible);
   __m512 grad = _mm512_load_ps(b.dp[row / 16][query_half] + tile_row);
   __m512 dropped = p;
   if (Has<kMode>(kHasDropout, c.options)) {

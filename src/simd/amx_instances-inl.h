@@ -26,10 +26,11 @@ struct AmxVariant {
   static constexpr int kTermLimit = kProbability;
   static constexpr int kScoreTermLimit = kScoreLimit;
   static constexpr bool kFast = kGradient == 1;
-  // Where P is rounded to bf16, 2e-3, degree 3 adds 0.07% to the error of out.
+  // Degree of RoughExp2; 0: Exp2. Where P is rounded to bf16, 2e-3, degree 3
+  // adds 0.07% to the error of out.
   static constexpr int kExpDegree = kProbability == 1   ? 3
                                     : kProbability == 2 ? 4
-                                                        : 6;
+                                                        : 0;
 };
 
 // Blocks: K, V, K^T, dK and dV of the keys, Q and dO (packed twice) and dQ of

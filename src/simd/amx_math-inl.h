@@ -28,25 +28,24 @@ class FlushSubnormals {
   const unsigned before_;
 };
 
-// 2^x = mantissa * 2^exponent, the exponent rounded down. Degrees 3 and 4 are
-// RoughExp2Fraction's; degree 6, a minimax polynomial on [-1/2, 1/2], errs by
-// 2e-9. vreduceps gives the fraction and vscalefps floors its exponent, so
-// nothing else is needed.
+// 2^x = mantissa * 2^exponent, the exponent rounded down. vreduceps gives the
+// fraction and vscalefps floors its exponent, so nothing else is needed.
 struct PowerOfTwo {
   __m512 mantissa;
   __m512 exponent;
 };
 
+// Of RoughExp2.
 template <int kDegree>
-HWY_INLINE PowerOfTwo Exp2Parts(__m512 x) {
+HWY_INLINE PowerOfTwo RoughExp2Parts(__m512 x) {
   using D = hwy::HWY_NAMESPACE::FixedTag<float, 16>;
   const hwy::HWY_NAMESPACE::Vec<D> f{
       _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | 8)};
-  return {RoughExp2Fraction<kDegree>(D(), f).raw, x};
+  return {RoughExp2Fraction<kDegree, Held>(D(), f).raw, x};
 }
 
-template <>
-HWY_INLINE PowerOfTwo Exp2Parts<6>(__m512 x) {
+// Of 2^x; a minimax polynomial of degree 6 on [-1/2, 1/2] errs by 2e-9.
+HWY_INLINE PowerOfTwo Exp2Parts(__m512 x) {
   const __m512 n =
       _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   // Infinite x: inf - inf would be NaN.
@@ -63,17 +62,30 @@ HWY_INLINE PowerOfTwo Exp2Parts<6>(__m512 x) {
 
 // 2^x for any x: infinite above 2^128, NaN for NaN, and in the life of a
 // FlushSubnormals 0 below 2^-126.
-template <int kDegree>
 HWY_INLINE __m512 Exp2(__m512 x) {
-  const PowerOfTwo parts = Exp2Parts<kDegree>(x);
+  const PowerOfTwo parts = Exp2Parts(x);
   return _mm512_scalef_ps(parts.mantissa, parts.exponent);
 }
 
-// The same where `visible`, else 0.
-template <int kDegree>
-HWY_INLINE __m512 Exp2(__m512 x, __mmask16 visible) {
-  const PowerOfTwo parts = Exp2Parts<kDegree>(x);
+// 2^(x + ExpOrigin<Variant>()) where `visible`, else 0: P to the variant's
+// precision.
+template <class Variant>
+HWY_INLINE __m512 ProbabilityExp2(__m512 x, __mmask16 visible = 0xFFFF) {
+  PowerOfTwo parts;
+  if constexpr (Variant::kExpDegree == 0) {
+    parts = Exp2Parts(x);
+  } else {
+    parts = RoughExp2Parts<Variant::kExpDegree>(x);
+  }
   return _mm512_maskz_scalef_ps(visible, parts.mantissa, parts.exponent);
+}
+
+template <class Variant>
+constexpr float ExpOrigin() {
+  if constexpr (Variant::kExpDegree == 0)
+    return 0.0f;
+  else
+    return RoughExp2Polynomial<Variant::kExpDegree>::kOrigin;
 }
 
 // tanh(x) with a relative error of a few 1e-7. Near 0, where 1 - 2 / (e^2x + 1)
@@ -86,7 +98,7 @@ HWY_INLINE __m512 Tanh(__m512 x) {
   small = _mm512_fmadd_ps(small, z, _mm512_set1_ps(1.33314422036e-1f));
   small = _mm512_fmadd_ps(small, z, _mm512_set1_ps(-3.33332819422e-1f));
   small = _mm512_fmadd_ps(_mm512_mul_ps(small, z), x, x);
-  const __m512 e = Exp2<6>(_mm512_mul_ps(x, _mm512_set1_ps(2.88539008f)));
+  const __m512 e = Exp2(_mm512_mul_ps(x, _mm512_set1_ps(2.88539008f)));
   const __m512 one = _mm512_set1_ps(1.0f);
   const __m512 large = _mm512_sub_ps(
       one, _mm512_div_ps(_mm512_set1_ps(2.0f), _mm512_add_ps(e, one)));

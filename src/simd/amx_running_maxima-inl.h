@@ -35,10 +35,12 @@ HWY_INLINE bool SumsAreLow(const float* sum) {
 // `l` with them. A maximum stays where it is until the scores exceed it by 5.5
 // (P <= 2^8): any reference serves as well, and the accumulator is seldom
 // scaled. Writes the maxima times `unit`, 0 for queries that have seen nothing,
-// to `max`. Returns whether the accumulator is to be multiplied by `alpha`.
+// and `origin` more to `max`. Returns whether the accumulator is to be
+// multiplied by `alpha`.
 HWY_INLINE bool RaiseMaxima(const float* seen, float scale, float unit,
-                            float* HWY_RESTRICT m, float* HWY_RESTRICT l,
-                            float* HWY_RESTRICT max, __m512 (&alpha)[2]) {
+                            float origin, float* HWY_RESTRICT m,
+                            float* HWY_RESTRICT l, float* HWY_RESTRICT max,
+                            __m512 (&alpha)[2]) {
   bool scaled = false;
   for (int h = 0; h < 2; ++h) {
     const __m512 old = _mm512_loadu_ps(m + 16 * h);
@@ -49,10 +51,10 @@ HWY_INLINE bool RaiseMaxima(const float* seen, float scale, float unit,
     const __m512 now = _mm512_mask_mov_ps(old, raise, scores);
     alpha[h] = _mm512_set1_ps(1.0f);
     if (raise != 0) {
-      alpha[h] = _mm512_mask_mov_ps(
-          alpha[h], raise,
-          Exp2<6>(_mm512_mul_ps(_mm512_sub_ps(old, now),
-                                _mm512_set1_ps(1.44269504f))));
+      alpha[h] =
+          _mm512_mask_mov_ps(alpha[h], raise,
+                             Exp2(_mm512_mul_ps(_mm512_sub_ps(old, now),
+                                                _mm512_set1_ps(1.44269504f))));
       _mm512_storeu_ps(l + 16 * h,
                        _mm512_mul_ps(_mm512_loadu_ps(l + 16 * h), alpha[h]));
       _mm512_storeu_ps(m + 16 * h, now);
@@ -61,8 +63,10 @@ HWY_INLINE bool RaiseMaxima(const float* seen, float scale, float unit,
     // Queries that have seen nothing: exp2(-inf - 0) = 0.
     const __mmask16 seen_any =
         _mm512_cmp_ps_mask(now, _mm512_set1_ps(-HUGE_VALF), _CMP_NEQ_UQ);
-    _mm512_storeu_ps(max + 16 * h,
-                     _mm512_maskz_mul_ps(seen_any, now, _mm512_set1_ps(unit)));
+    _mm512_storeu_ps(
+        max + 16 * h,
+        _mm512_add_ps(_mm512_maskz_mul_ps(seen_any, now, _mm512_set1_ps(unit)),
+                      _mm512_set1_ps(origin)));
   }
   return scaled;
 }

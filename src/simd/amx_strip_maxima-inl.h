@@ -217,10 +217,12 @@ class StripMaxima {
   // is to be multiplied by `alpha`.
   template <FusedMode kMode>
   bool Raise(int64_t query, __m512 (&alpha)[2]) {
-    return RaiseMaxima(
-        seen_, scale_, kMode == FusedMode::kBias ? 1.0f : kLog2OfE,
-        static_cast<float*>(b_.row_max) + 32 * query,
-        static_cast<float*>(b_.row_sum) + 32 * query, max_, alpha);
+    constexpr bool kInLog2 = kMode != FusedMode::kBias;
+    return RaiseMaxima(seen_, scale_, kInLog2 ? kLog2OfE : 1.0f,
+                       kInLog2 ? ExpOrigin<Variant>() : 0.0f,
+                       static_cast<float*>(b_.row_max) + 32 * query,
+                       static_cast<float*>(b_.row_sum) + 32 * query, max_,
+                       alpha);
   }
 
  private:

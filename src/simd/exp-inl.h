@@ -113,29 +113,57 @@ HWY_INLINE V Exp(D d, V x) {
   return Exp2(d, hn::Mul(x, log2e));
 }
 
-// Minimax polynomials of 2^f on [0, 1) in f32 for what is then rounded to bf16:
-// relative error 7.5e-5 (mean 5e-6) for degree 3, 2.6e-6 for degree 4.
-template <int kDegree, class D, class V>
-HWY_INLINE V RoughExp2Fraction(D d, V f) {
-  static_assert(kDegree == 3 || kDegree == 4);
-  V p;
-  if constexpr (kDegree == 3) {
-    p = hn::Set(d, 0.07802452f);
-    p = hn::MulAdd(p, f, hn::Set(d, 0.22606716f));
-    p = hn::MulAdd(p, f, hn::Set(d, 0.69583354f));
-    p = hn::MulAdd(p, f, hn::Set(d, 0.99992522f));
-  } else {
-    p = hn::Set(d, 0.013534168f);
-    p = hn::MulAdd(p, f, hn::Set(d, 0.05201146f));
-    p = hn::MulAdd(p, f, hn::Set(d, 0.24144275f));
-    p = hn::MulAdd(p, f, hn::Set(d, 0.69300383f));
-    p = hn::MulAdd(p, f, hn::Set(d, 1.0000026f));
+// How an expression gets at its constants. Held: as the compiler likes, in
+// registers where it can. Read: from memory, anew each time, where other values
+// fill the registers; the compiler would still hold the constants, and store
+// and load what matters.
+struct Held {
+  template <typename T>
+  static HWY_INLINE const T* At(const T* constants) {
+    return constants;
   }
+};
+struct Read {
+  template <typename T>
+  static HWY_INLINE const T* At(const T* constants) {
+#if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
+    asm volatile("" : "+r"(constants));
+#endif
+    return constants;
+  }
+};
+
+// Minimax polynomials of 2^f on [0, 1) in f32 for what is then rounded to bf16,
+// divided by their leading coefficient, which is 2^-kOrigin: so the first
+// multiply-add is an addition, which beside products costs less, and what they
+// were divided by is in the exponent. Relative error 7.5e-5 (mean 5e-6) for
+// degree 3, 2.7e-6 for degree 4.
+template <int kDegree>
+struct RoughExp2Polynomial;
+template <>
+struct RoughExp2Polynomial<3> {
+  static constexpr float kOrigin = 3.6799285f;
+  static constexpr float kCoefficients[] = {2.8973858f, 8.918139f, 12.815525f};
+};
+template <>
+struct RoughExp2Polynomial<4> {
+  static constexpr float kOrigin = 6.20725f;
+  static constexpr float kCoefficients[] = {3.8429744f, 17.839499f, 51.20402f,
+                                            73.88726f};
+};
+
+template <int kDegree, class From, class D, class V>
+HWY_INLINE V RoughExp2Fraction(D d, V f) {
+  const float* const c = From::At(RoughExp2Polynomial<kDegree>::kCoefficients);
+  V p = hn::Add(f, hn::Set(d, c[0]));
+  p = hn::MulAdd(p, f, hn::Set(d, c[1]));
+  p = hn::MulAdd(p, f, hn::Set(d, c[2]));
+  if constexpr (kDegree == 4) p = hn::MulAdd(p, f, hn::Set(d, c[3]));
   return p;
 }
 
-// 2^x to that precision, with Exp's exceptions; 0 below 2^-149 at the latest.
-template <int kDegree, class D, class V>
+// 2^(x + kOrigin), with Exp's exceptions; 0 below 2^-149 at the latest.
+template <int kDegree, class From, class D, class V>
 HWY_INLINE V RoughExp2(D d, V x) {
 #if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
   if constexpr (hn::MaxLanes(d) == 16) {
@@ -143,15 +171,19 @@ HWY_INLINE V RoughExp2(D d, V x) {
     // on Zen 5, 5 where results are subnormal; by way of integers, as below,
     // 5.3 to 6.6, with a comparison that makes subnormal results 0, 4.6.
     const V f = V{_mm512_reduce_ps(x.raw, _MM_FROUND_TO_NEG_INF | 8)};
-    return V{_mm512_scalef_ps(RoughExp2Fraction<kDegree>(d, f).raw, x.raw)};
+    return V{
+        _mm512_scalef_ps(RoughExp2Fraction<kDegree, From>(d, f).raw, x.raw)};
   }
 #endif
   // The second operand is returned when one is NaN.
-  const V held = hn::Min(hn::Set(d, 128.0f), x);
+  const V most =
+      hn::Set(d, 128.0f - RoughExp2Polynomial<kDegree>::kOrigin - 0.001f);
+  const V held = hn::Min(most, x);
   const V n = hn::Floor(held);
-  const V scaled =
-      ScaleByPowerOfTwo(d, RoughExp2Fraction<kDegree>(d, hn::Sub(held, n)), n);
-  return hn::IfThenZeroElse(hn::Lt(held, hn::Set(d, -100.0f)), scaled);
+  const V scaled = ScaleByPowerOfTwo(
+      d, RoughExp2Fraction<kDegree, From>(d, hn::Sub(held, n)), n);
+  const V low = hn::IfThenZeroElse(hn::Lt(held, hn::Set(d, -100.0f)), scaled);
+  return hn::IfThenElse(hn::Gt(x, most), hn::Inf(d), low);
 }
 
 // tanh(x). Near 0 f32 takes an odd polynomial (relative error 4e-9), since

@@ -113,21 +113,26 @@ HWY_INLINE hn::Mask<D> VisibleLanes(D d,
 // What Probability takes as `shift` for a logsumexp or a maximum.
 template <int kExpDegree, class D>
 HWY_INLINE hn::Vec<D> Shift(D d, hn::Vec<D> x) {
-  if constexpr (kExpDegree == 0) return x;
-  return hn::Mul(x, hn::Set(d, kLog2E<hn::TFromD<D>>));
+  if constexpr (kExpDegree != 0) {
+    x = hn::MulAdd(x, hn::Set(d, kLog2E<hn::TFromD<D>>),
+                   hn::Set(d, RoughExp2Polynomial<kExpDegree>::kOrigin));
+  }
+  return x;
 }
 
 // exp(S - shift), with kScaled from scores that are scaled already. With
 // kMasked raw scores may be -inf. kExpDegree: see MultiplyAdd.
-template <int kExpDegree, bool kMasked, bool kScaled, class D>
+template <int kExpDegree, bool kMasked, bool kScaled, class From = Held,
+          class D>
 HWY_INLINE hn::Vec<D> Probability(D d,
                                   const PanelOptions<hn::TFromD<D>>& options,
                                   hn::Vec<D> score, hn::Vec<D> shift) {
   using T = hn::TFromD<D>;
   if constexpr (kExpDegree != 0) {
-    const T factor = kScaled ? kLog2E<T> : options.log2_scale;
-    return RoughExp2<kExpDegree>(d,
-                                 hn::MulSub(score, hn::Set(d, factor), shift));
+    const T* const factor =
+        From::At(kScaled ? &kLog2E<T> : &options.log2_scale);
+    return RoughExp2<kExpDegree, From>(
+        d, hn::MulSub(score, hn::Set(d, *factor), shift));
   } else if constexpr (kScaled) {
     return Exp(d, hn::Sub(score, shift));
   } else {
