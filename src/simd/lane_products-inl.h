@@ -19,6 +19,7 @@
 #include "src/simd/pack-inl.h"
 #include "src/simd/panel_map-inl.h"
 #include "src/simd/register_block-inl.h"
+#include "src/simd/staggered_blocks-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd {
@@ -98,6 +99,16 @@ HWY_INLINE void RowBlocksInto(D d, size_t rows,
                               Product<typename Op::Element, typename Op::Sum> p,
                               Sink sink) {
   constexpr size_t kVectors = kBlockVectors;
+  if constexpr (Sink::kStaggers) {
+    const size_t blocks = rows / kBlockRows;
+    if (blocks > 0 && p.steps >= kLeastStaggeredSteps) {
+      StaggeredBlocks<Op>(d, blocks, p, sink);
+      rows -= blocks * kBlockRows;
+      p.a += blocks * kBlockRows * p.a_row;
+      p.next += blocks * NextBytes(p);
+      sink.Advance(blocks * kBlockRows);
+    }
+  }
   for (; rows >= kBlockRows; rows -= kBlockRows) {
     RegisterBlock<Op, true, kBlockRows, kVectors>(d, p, sink);
     p.a += kBlockRows * p.a_row;

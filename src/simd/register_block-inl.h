@@ -45,7 +45,7 @@ struct MultiplyAdd {
   static constexpr size_t kPerLane = 1;
   // Elements that P is the sum of.
   static constexpr size_t kTerms = 1;
-  // Degree of the polynomial that the backward's P is worth, and that the
+  // Degree of the RoughExp2 that the backward's P is worth, and that the
   // forward's, with the logsumexp; 0: T's precision.
   static constexpr int kExpDegree = 0;
   static constexpr int kForwardExpDegree = 0;

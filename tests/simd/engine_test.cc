@@ -124,6 +124,23 @@ TEST_P(EngineTest, OddHeadDims) {
   }
 }
 
+// What all queries see, with maxima from the block before and no padding: S
+// need not go through memory. Head dims of every number of steps modulo 8, keys
+// that fill register blocks and that do not.
+TEST_P(EngineTest, SecondBlockOfKeys) {
+  for (int64_t depth : {8, 24, 32, 34, 36, 38, 40, 42, 44, 46, 63, 200, 257}) {
+    for (int64_t keys : {16, 48, 80, 96}) {
+      BlockCase c;
+      c.head_dim = depth;
+      c.value_dim = 32;
+      c.queries = 128;
+      c.keys[0] = 16;
+      c.keys[1] = keys;
+      Check(c);
+    }
+  }
+}
+
 TEST_P(EngineTest, TailsOfEveryKind) {
   for (int64_t queries : {1, 2, 15, 31, 32, 33, 47, 64, 65}) {
     for (int64_t keys : {1, 3, 15, 16, 17, 32, 33, 63}) {
