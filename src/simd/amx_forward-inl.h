@@ -50,6 +50,7 @@ class ForwardPass {
         scratch_(block.scratch),
         pending_(scratch_.dummy),
         dropout_(block.score),
+        log2_factors_(block.score, kLog2OfE),
         maxima_(block, queries_, scratch_.sub_blocks, scratch_.s,
                 scratch_.bias) {}
 
@@ -108,33 +109,39 @@ class ForwardPass {
   // kMode: that of ExpRowPair.
   template <FusedMode kMode>
   void Strips() {
-    Strip current, next, after;
+    Strip strips[3];
+    Strip* current = &strips[0];
+    Strip* next = &strips[1];
+    Strip* after = &strips[2];
     StripCursor cursor(scratch_.sub_blocks, keys_, queries_, chunk_,
                        kStripPanels);
     const Strip none;
-    NextStrip(cursor, next);
-    NextStrip(cursor, after);
-    if (next.query >= 0) {
-      Fetch(next);
-      Scores<kMode>(next, none);
-      ValuesAndMaxima<kMode>(none, next, maxima_.template MayKeep<kMode>(next));
+    NextStrip(cursor, *next);
+    NextStrip(cursor, *after);
+    if (next->query >= 0) {
+      Fetch(*next);
+      Scores<kMode>(*next, none);
+      ValuesAndMaxima<kMode>(none, *next,
+                             maxima_.template MayKeep<kMode>(*next));
     }
-    Fetch(after);
-    while (next.query >= 0) {
+    Fetch(*after);
+    while (next->query >= 0) {
+      Strip* const done = current;
       current = next;
       next = after;
-      NextStrip(cursor, after);
-      Fetch(after);
-      if (!Scores<kMode>(next, current)) {
+      after = done;
+      NextStrip(cursor, *after);
+      Fetch(*after);
+      if (!Scores<kMode>(*next, *current)) {
         // S has been overwritten by that of `next`.
         maxima_.KeepNoMore();
-        Scores<kMode>(current, none);
-        ValuesAndMaxima<kMode>(none, current, false);
-        Scores<kMode>(next, current);
+        Scores<kMode>(*current, none);
+        ValuesAndMaxima<kMode>(none, *current, false);
+        Scores<kMode>(*next, *current);
       }
       // Dropout's bits of `current` have been used.
-      ValuesAndMaxima<kMode>(current, next,
-                             maxima_.template MayKeep<kMode>(next));
+      ValuesAndMaxima<kMode>(*current, *next,
+                             maxima_.template MayKeep<kMode>(*next));
     }
     Flush();
   }
@@ -153,11 +160,8 @@ class ForwardPass {
   // too low, so that P is of no use.
   template <FusedMode kMode>
   bool Scores(const Strip& next, const Strip& current) {
-    ExpState state;
     alignas(64) float sum[32] = {};
-    state.factors = ScoreFactors(b_.score, kLog2OfE);
-    state.sum = sum;
-    state.term_bytes = kTermBytes;
+    const ExpState state{log2_factors_, sum, kTermBytes};
     const int64_t panel = 2 * dt_ * kIn * kTileBytes;
     const int64_t count = std::max(next.count, current.count);
     for (int64_t i = 0; i < count; ++i) {
@@ -261,7 +265,8 @@ class ForwardPass {
       if (current.query >= 0) Values(current, side);
       maxima_.template See<kMode>(next, 0, next.count);
     }
-    if (next.query < 0) return;
+    // Kept for the same queries, maxima stay what they are.
+    if (next.query < 0 || (keep && next.query == current.query)) return;
     __m512 alpha[2];
     if (maxima_.template Raise<kMode>(next.query, alpha) && !Starts(next)) {
       Flush();
@@ -316,7 +321,8 @@ class ForwardPass {
   const Scratch scratch_;
   PendingTiles pending_;
   const DropoutBits dropout_;
-  StreamFetch fetch_;  // of bias_stream
+  const ScoreFactors log2_factors_;  // of scores times log2(e)
+  StreamFetch fetch_;                // of bias_stream
   StripMaxima<Variant> maxima_;
   alignas(64) float lifted_[32];  // ExpBlock::max with ALiBi
 };

@@ -42,19 +42,24 @@ class StripCursor {
   // way that see nothing.
   template <class Unseeing>
   void Next(Strip& strip, const Unseeing& unseeing) {
-    strip = Strip();
-    for (; query_ < queries_; ++query_, key_ = 0) {
+    strip.query = -1;
+    strip.count = 0;
+    for (; query_ < queries_; ++query_, key_ = 0, chunk_end_ = 0) {
       while (key_ < keys_ && strip.count < most_) {
-        if (strip.count > 0 && key_ % chunk_ == 0) break;
+        if (key_ == chunk_end_) {
+          if (strip.count > 0) break;
+          chunk_begin_ = key_;
+          chunk_end_ = std::min(key_ + chunk_, keys_);
+        }
         if (!sub_blocks_[key_ * queries_ + query_].hidden()) {
-          strip.chunk = key_ / chunk_ * chunk_;
           strip.key[strip.count++] = key_;
         }
         ++key_;
       }
       if (strip.count > 0) {
         strip.query = query_;
-        strip.in_chunk = std::min(chunk_, keys_ - strip.chunk);
+        strip.chunk = chunk_begin_;
+        strip.in_chunk = chunk_end_ - chunk_begin_;
         strip.first = !started_;
         started_ = true;
         return;
@@ -69,6 +74,7 @@ class StripCursor {
   const int64_t keys_, queries_, chunk_, most_;
   int64_t query_ = 0;
   int64_t key_ = 0;
+  int64_t chunk_begin_ = 0, chunk_end_ = 0;  // of the next key, or just before
   bool started_ = false;  // a strip of the query panel has been given out
 };
 
