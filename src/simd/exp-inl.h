@@ -175,15 +175,17 @@ HWY_INLINE V RoughExp2(D d, V x) {
         _mm512_scalef_ps(RoughExp2Fraction<kDegree, From>(d, f).raw, x.raw)};
   }
 #endif
-  // The second operand is returned when one is NaN.
+  // Comparisons with NaN are false, so that NaN stays. What the polynomial errs
+  // by must not make the exponent that of infinity and NaN.
   const V most =
       hn::Set(d, 128.0f - RoughExp2Polynomial<kDegree>::kOrigin - 0.001f);
-  const V held = hn::Min(most, x);
+  const auto above = hn::Gt(x, most);
+  const V held = hn::IfThenElse(above, most, x);
   const V n = hn::Floor(held);
   const V scaled = ScaleByPowerOfTwo(
       d, RoughExp2Fraction<kDegree, From>(d, hn::Sub(held, n)), n);
   const V low = hn::IfThenZeroElse(hn::Lt(held, hn::Set(d, -100.0f)), scaled);
-  return hn::IfThenElse(hn::Gt(x, most), hn::Inf(d), low);
+  return hn::IfThenElse(above, hn::Inf(d), low);
 }
 
 // tanh(x). Near 0 f32 takes an odd polynomial (relative error 4e-9), since
