@@ -147,16 +147,6 @@ HWY_NOINLINE void StaggeredBlocks(
     FA2_ON(u, kTurn)                                        \
     sink.Close(d, col, total, rounded);                     \
   }
-// The same at the end.
-#define FA2_TAKE(v, j, col)                                 \
-  {                                                         \
-    V total, rounded;                                       \
-    sink.Open(d, col, total, rounded);                      \
-    sink.Pair(d, 0, col, v##0##j, v##1##j, total, rounded); \
-    sink.Pair(d, 2, col, v##2##j, v##3##j, total, rounded); \
-    sink.Pair(d, 4, col, v##4##j, v##5##j, total, rounded); \
-    sink.Close(d, col, total, rounded);                     \
-  }
   FA2_BEGIN(x, 0)
   FA2_BEGIN(y, 2 * lanes)
   for (size_t i = 0; i < together; ++i) FA2_ALONE(x)
@@ -184,8 +174,8 @@ HWY_NOINLINE void StaggeredBlocks(
     }
     FA2_LAST(y)
   }
-  FA2_TAKE(y, 0, 2 * lanes)
-  FA2_TAKE(y, 1, 3 * lanes)
+  sink.template Column<kBlockRows>(d, 2 * lanes, y00, y10, y20, y30, y40, y50);
+  sink.template Column<kBlockRows>(d, 3 * lanes, y01, y11, y21, y31, y41, y51);
 #undef FA2_BEGIN
 #undef FA2_SUM
 #undef FA2_ROW
@@ -196,7 +186,6 @@ HWY_NOINLINE void StaggeredBlocks(
 #undef FA2_TOGETHER
 #undef FA2_LAST
 #undef FA2_WITH
-#undef FA2_TAKE
 }
 
 }  // namespace HWY_NAMESPACE
