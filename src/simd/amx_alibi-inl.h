@@ -17,7 +17,7 @@ namespace fa2::simd::HWY_NAMESPACE {
 class AlibiMaxima {
  public:
   explicit AlibiMaxima(const ScoreOptions& o)
-      : options_(o), factors_(o, 1.0), slope2_(factors_.slope * kLog2OfE) {
+      : options_(o), factors_(o, 1.0), slope2_(factors_.slope * kLog2E<float>) {
     for (int i = 0; i < 32; ++i) {
       row_penalty_[32 + i] = static_cast<float>(i) * slope2_;
       row_penalty_[i] = -row_penalty_[32 + i];

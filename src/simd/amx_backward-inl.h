@@ -137,7 +137,7 @@ class BackwardPass {
 
   void Prepare() {
     const ScoreOptions& o = b_.score;
-    c_.log2 = ScoreFactors(o, 1.4426950408889634);
+    c_.log2 = ScoreFactors(o, kLog2E<double>);
     c_.natural = ScoreFactors(o, 1.0);
     c_.options = GivenOptions(o) | (GivesScores() ? kGivesScoreGradient : 0) |
                  (b_.alibi_gradient != nullptr ? kGivesSlopeGradient : 0);
@@ -149,8 +149,8 @@ class BackwardPass {
     const float* lse = static_cast<const float*>(b_.lse);
     const float* delta = static_cast<const float*>(b_.delta);
     for (int64_t i = 0; i < b_.queries; ++i) {
-      s_.lse2[i] = static_cast<float>(lse[i] * 1.4426950408889634 +
-                                      ExpOrigin<Variant>());
+      s_.lse2[i] =
+          static_cast<float>(lse[i] * kLog2E<double> + ExpOrigin<Variant>());
       s_.tile_start[i] = late ? 0.0f : -delta[i];
       s_.late_delta[i] = late ? -delta[i] : 0.0f;
     }

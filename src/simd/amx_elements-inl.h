@@ -83,12 +83,10 @@ constexpr bool InLog2(FusedMode mode) {
   return Variant::kProbabilityTerms < 3 && (OptionsOf(mode) & kHasBias) == 0;
 }
 
-inline constexpr float kLog2OfE = 1.44269504f;
-
 // What ProbabilityExp2 is taken of, for an exponent that is not InLog2.
 template <class Variant>
 HWY_INLINE __m512 IntoLog2(__m512 x) {
-  const __m512 log2e = _mm512_set1_ps(kLog2OfE);
+  const __m512 log2e = _mm512_set1_ps(kLog2E<float>);
   if (Variant::kExpDegree == 0) return _mm512_mul_ps(x, log2e);
   return _mm512_fmsub_ps(x, log2e, _mm512_set1_ps(ExpOrigin<Variant>()));
 }

@@ -2,8 +2,9 @@
 //
 // For 32 queries at a time, keys go by strips of 128 (a head dim of 256: 256):
 // S^T of the strip (16 KiB, in L1 beside P), its row maxima, the exponentials
-// (P as right operand, taken while the tile unit computes S of the next strip),
-// O^T += V^T P^T.
+// (P as right operand, taken while the tile unit computes S of the next strip
+// and, some of them, O of the strip before), O^T += V^T P^T. Nothing of it
+// depends on what other queries the block has.
 
 // Included for one Highway target only, amx_target.h.
 #ifndef FA2_SRC_SIMD_AMX_FORWARD_INL_H_
@@ -11,6 +12,7 @@
 
 #include "src/simd/amx_dropout-inl.h"
 #include "src/simd/amx_forward_scores-inl.h"
+#include "src/simd/amx_forward_values-inl.h"
 #include "src/simd/amx_stream-inl.h"
 #include "src/simd/amx_strip-inl.h"
 #include "src/simd/amx_strip_maxima-inl.h"
@@ -29,14 +31,29 @@ class ForwardPass {
   // strip stay in L1 (D 64: 0.23 -> 0.26, D 128: 0.35 -> 0.39).
   static constexpr int64_t kStripPanels =
       kSteps == 2 || kSteps == 4 ? 4 : kMostStripPanels;
-  static constexpr int64_t kTermBytes = kStripPanels * 2 * kTileBytes;
   static constexpr bool kUsual = Variant::kFast && kSteps > 0;
+  // Sub-blocks of a strip whose exponentials may be taken during O of the strip
+  // before, beside the products of its last kEarly pairs of column tiles: they
+  // need more of the vector ports than products of S leave, but for D 256 (D 64
+  // +7%, D 128 +2%, D 256 0).
+  static constexpr int64_t kEarly = !kUsual || kIn > 1 || kScore > 1 ? 0
+                                    : kSteps == 2                    ? 2
+                                    : kSteps == 4                    ? 1
+                                                                     : 0;
+  // Those of them whose P has a place for either of two strips. Elsewhere it
+  // goes where P of the strip before has just been read for the last time: at D
+  // 128 more of P in L1 would cost what half of a strip would gain.
+  static constexpr int64_t kTwice = kSteps == 2 ? kEarly : 0;
+  static constexpr int64_t kTermBytes =
+      (kStripPanels + kTwice) * 2 * kTileBytes;  // of P
+  template <FusedMode kMode>
+  static constexpr bool kMayBeEarly = kEarly > 0 && kMode != FusedMode::kBias;
 
  public:
   // Bytes of scratch for `keys` x `queries`, both in panels.
   static int64_t ScratchBytes(int64_t keys, int64_t queries) {
-    return kStripPanels * 4 * kTileBytes + kTermBytes * kScore + kTileBytes +
-           kStreamElements * 4 + kStripPanels * 128 +
+    return kStripPanels * 4 * kTileBytes + kTermBytes * kScore +
+           4 * kTileBytes + kStreamElements * 4 + kStripPanels * 128 +
            (keys * queries * int64_t{sizeof(SubBlock)} + 63) / 64 * 64;
   }
 
@@ -45,12 +62,12 @@ class ForwardPass {
         keys_(block.keys / 32),
         queries_(block.queries / 32),
         dt_(amx::DepthTiles(block.head_dim)),
-        vt_(amx::DepthTiles(block.value_dim)),
         chunk_(amx::ChunkPanels(block.value_dim)),
+        v_(block),
         scratch_(block.scratch),
         pending_(scratch_.dummy),
         dropout_(block.score),
-        log2_factors_(block.score, kLog2OfE),
+        exp_{ScoreFactors(block.score, kLog2E<float>), sum_, kTermBytes},
         maxima_(block, queries_, scratch_.sub_blocks, scratch_.s,
                 scratch_.bias) {}
 
@@ -82,27 +99,23 @@ class ForwardPass {
       };
       s = take(kStripPanels * 4 * kTileBytes);
       this->p = take(kTermBytes * kScore);
-      dummy = {take(kTileBytes), 0, 0};
+      dummy = {take(4 * kTileBytes)};
       bias = reinterpret_cast<float*>(take(kStreamElements * 4));
       keep = reinterpret_cast<uint16_t*>(take(kStripPanels * 128));
       sub_blocks = reinterpret_cast<SubBlock*>(p);
     }
     uint8_t* s;
     uint8_t* p;
-    PendingTiles dummy;
+    PendingSquare dummy;
     float* bias;     // of a sub-block of bias_stream
     uint16_t* keep;  // of a strip, bits of dropout_stream
     SubBlock* sub_blocks;
   };
 
-  uint8_t* OutputPanel(int64_t query) const {
-    return static_cast<uint8_t*>(b_.out) + query * vt_ * 4 * kTileBytes;
-  }
-
   // The next strip; clears the accumulators of query panels that see nothing.
   void NextStrip(StripCursor& cursor, Strip& strip) const {
     cursor.Next(strip, [this](int64_t query) {
-      if (b_.first) std::memset(OutputPanel(query), 0, vt_ * 4 * kTileBytes);
+      if (b_.first) std::memset(v_.Output(query), 0, v_.OutputBytes());
     });
   }
 
@@ -154,67 +167,102 @@ class ForwardPass {
                  strip.key[strip.count - 1] + 1 - strip.key[0], strip.query, 1);
   }
 
-  // S of `next`, and P of `current` meanwhile; each of them may be no strip.
-  // They share the buffer of S: a sub-block of `next` arrives where one of
-  // `current` has just been read. False if the maxima kept for `current` were
-  // too low, so that P is of no use.
+  // S of `next`, and what is left of P of `current` meanwhile; each of them may
+  // be no strip. They share the buffer of S: a sub-block of `next` arrives
+  // where one of `current` has just been read. False if the maxima kept for
+  // `current` were too low, so that P is of no use.
   template <FusedMode kMode>
   bool Scores(const Strip& next, const Strip& current) {
-    alignas(64) float sum[32] = {};
-    const ExpState state{log2_factors_, sum, kTermBytes};
-    const int64_t panel = 2 * dt_ * kIn * kTileBytes;
-    const int64_t count = std::max(next.count, current.count);
+    if constexpr (kMayBeEarly<kMode> && kTwice > 0) {
+      if (early_) return LateScores<kMode>(next, current);
+    }
+    const int64_t taken = early_ ? kEarly : 0;
+    const int64_t count = std::max(next.count, current.count - taken);
     for (int64_t i = 0; i < count; ++i) {
       ExpBlock e;
-      if (i < current.count) {
-        const int64_t key = current.key[i], query = current.query;
-        e.s = maxima_.ScoreTile(i);
-        e.p = scratch_.p + i * 2 * kTileBytes;
-        if (dropout_.given()) {
-          e.keep = scratch_.keep + 64 * i;
-        } else if (b_.score.dropout != nullptr) {
-          e.keep = static_cast<const uint16_t*>(b_.score.dropout) +
-                   2 * StagedRow(b_.score, key, query);
-        }
-        e.transformed = maxima_.template Transforms<kMode>(key, query);
-        e.scale = e.transformed ? kLog2OfE : state.factors.scale;
-        e.max = maxima_.max();
-        if (b_.score.bias_stream.given()) e.fetch = &fetch_;
-        if (kMode == FusedMode::kAlibi && !e.transformed) {
-          e.max = maxima_.alibi().Lift(e.max, key, query, lifted_);
-          e.row_penalty = maxima_.alibi().RowPenalty(key, query);
-        }
-      }
-      if (i < next.count) {
-        const uint8_t* const k =
-            static_cast<const uint8_t*>(b_.k_score) + next.key[i] * panel;
-        const uint8_t* const q =
-            static_cast<const uint8_t*>(b_.q_score) + next.query * panel;
-        const PendingTiles c{maxima_.ScoreTile(i), 2 * kTileBytes, kTileBytes};
-        if (e.s == nullptr) {
-          ForwardScoreStep<Variant, kSteps, FusedMode::kNone>(
-              k, q, dt_, c, pending_, state, e);
-        } else if (maxima_.InExponentials(kMode) && e.transformed) {
-          ForwardScoreStep<Variant, kSteps, FusedMode::kPlain>(
-              k, q, dt_, c, pending_, state, e);
-        } else {
-          ForwardScoreStep<Variant, kSteps, kMode>(k, q, dt_, c, pending_,
-                                                   state, e);
-        }
-      } else {
-        if (maxima_.InExponentials(kMode) && e.transformed) {
-          ExpAll<Variant, FusedMode::kPlain>(state, e);
-        } else {
-          ExpAll<Variant, kMode>(state, e);
-        }
-      }
+      if (i + taken < current.count) e = BlockOf<kMode>(current, i + taken);
+      ScoreStep<kMode, 16>(next, i, e);
     }
+    return FinishExponentials(current);
+  }
+
+  // The same where half of the exponentials are left: half a sub-block's beside
+  // each sub-block of S.
+  template <FusedMode kMode>
+  bool LateScores(const Strip& next, const Strip& current) {
+    for (int64_t i = 0; i < kStripPanels; ++i) {
+      const ExpBlock e = BlockOf<kMode>(current, kEarly + i / 2);
+      ScoreStep<kMode, 8>(next, i, e.Half(i % 2));
+    }
+    return FinishExponentials(current);
+  }
+
+  // What Scores returns; the sums join the running ones if they serve.
+  bool FinishExponentials(const Strip& current) {
     Tiles::Fence();
     if (current.query < 0) return true;
-    if (maxima_.kept() && !SumsAreLow(sum)) return false;
+    early_ = false;
+    const bool serves = !maxima_.kept() || SumsAreLow(sum_);
     float* l = static_cast<float*>(b_.row_sum) + 32 * current.query;
-    for (int i = 0; i < 32; ++i) l[i] += sum[i];
-    return true;
+    for (int i = 0; i < 32; ++i) {
+      if (serves) l[i] += sum_[i];
+      sum_[i] = 0.0f;
+    }
+    return serves;
+  }
+
+  // Sub-block i of the strip whose exponentials are due.
+  template <FusedMode kMode>
+  HWY_INLINE ExpBlock BlockOf(const Strip& strip, int64_t i) {
+    const int64_t key = strip.key[i], query = strip.query;
+    ExpBlock e;
+    e.s = maxima_.ScoreTile(i);
+    e.p = scratch_.p + PairPlace<kTwice>(turn_, i) * 2 * kTileBytes;
+    if (dropout_.given()) {
+      e.keep = scratch_.keep + 64 * i;
+    } else if (b_.score.dropout != nullptr) {
+      e.keep = static_cast<const uint16_t*>(b_.score.dropout) +
+               2 * StagedRow(b_.score, key, query);
+    }
+    e.transformed = maxima_.template Transforms<kMode>(key, query);
+    e.scale = e.transformed ? kLog2E<float> : exp_.factors.scale;
+    e.max = maxima_.max();
+    if (b_.score.bias_stream.given()) e.fetch = &fetch_;
+    if (kMode == FusedMode::kAlibi && !e.transformed) {
+      e.max = maxima_.alibi().Lift(e.max, key, query, lifted_);
+      e.row_penalty = maxima_.alibi().RowPenalty(key, query);
+    }
+    return e;
+  }
+
+  // S of sub-block i of `next`, if there is one, beside the exponentials of
+  // kRows row pairs of `e`, if it is one.
+  template <FusedMode kMode, int kRows>
+  HWY_INLINE void ScoreStep(const Strip& next, int64_t i, const ExpBlock& e) {
+    const bool plain = maxima_.InExponentials(kMode) && e.transformed;
+    if (i >= next.count) {
+      using Order = ScoreRowOrder<kSteps, kRows>;
+      if (plain) {
+        ExpAll<Variant, FusedMode::kPlain, Order>(exp_, e);
+      } else {
+        ExpAll<Variant, kMode, Order>(exp_, e);
+      }
+    } else if (kRows == 16 && e.s == nullptr) {
+      ScoresOf<FusedMode::kNone, kRows>(next, i, e);
+    } else if (plain) {
+      ScoresOf<FusedMode::kPlain, kRows>(next, i, e);
+    } else {
+      ScoresOf<kMode, kRows>(next, i, e);
+    }
+  }
+
+  template <FusedMode kMode, int kRows>
+  HWY_INLINE void ScoresOf(const Strip& strip, int64_t i, const ExpBlock& e) {
+    const int64_t panel = 2 * dt_ * kIn * kTileBytes;
+    ForwardScoreStep<Variant, kSteps, kMode, kRows>(
+        static_cast<const uint8_t*>(b_.k_score) + strip.key[i] * panel,
+        static_cast<const uint8_t*>(b_.q_score) + strip.query * panel, dt_,
+        maxima_.ScoreTile(i), pending_, exp_, e);
   }
 
   void Flush() {
@@ -255,22 +303,26 @@ class ForwardPass {
     maxima_.Begin(keep);
     // Else the first product of O stores what is pending of S, as the first one
     // of S does with O (waiting for them: 3-5% at D 64 and 128).
-    if (current.query < 0 || vt_ == 0) Flush();
+    if (current.query < 0 || v_.pairs() == 0) Flush();
     if (kMode == FusedMode::kBias || dropout_.given()) {
-      StripWork<kMode> work(*this, next, vt_ * current.count);
+      StripWork<kMode> work(*this, next, v_.pairs() * current.count);
       if (current.query >= 0) Values(current, work);
       work.Finish();
     } else {
+      if constexpr (kMayBeEarly<kMode>) {
+        early_ = keep && AreAlike(current, next);
+        if (early_) ValuesAndExponentials<kMode>(current, next);
+      }
       NoSideWork side;
-      if (current.query >= 0) Values(current, side);
+      if (!early_ && current.query >= 0) Values(current, side);
       maxima_.template See<kMode>(next, 0, next.count);
     }
     // Kept for the same queries, maxima stay what they are.
     if (next.query < 0 || (keep && next.query == current.query)) return;
     __m512 alpha[2];
-    if (maxima_.template Raise<kMode>(next.query, alpha) && !Starts(next)) {
+    if (maxima_.template Raise<kMode>(next.query, alpha) && !v_.Starts(next)) {
       Flush();
-      ScaleQueries<Tiles>(OutputPanel(next.query), 4 * vt_, alpha);
+      ScaleQueries<Tiles>(v_.Output(next.query), 4 * v_.pairs(), alpha);
     }
   }
 
@@ -290,41 +342,69 @@ class ForwardPass {
     if (quarter == 0) maxima_.template See<kMode>(strip, i, i + 1);
   }
 
-  // Nothing has been written to the accumulator of the strip's queries.
-  bool Starts(const Strip& strip) const { return b_.first && strip.first; }
-
   // O^T += V^T P^T of a strip.
   template <class Side>
   void Values(const Strip& strip, Side& side) {
-    const int64_t columns = 2 * vt_;
-    uint8_t* const out = OutputPanel(strip.query);
-    const bool add = !Starts(strip);
-    const StripPairs<kScore> pairs{scratch_.p, kTermBytes};
-    const uint8_t* const v = static_cast<const uint8_t*>(b_.v_grad) +
-                             strip.chunk * columns * kIn * kTileBytes;
-    for (int64_t d = 0; d < columns; d += 2) {
-      const StripValues<kIn> values{v + d * strip.in_chunk * kTileBytes,
-                                    columns * strip.in_chunk * kTileBytes,
-                                    strip.in_chunk * kTileBytes, strip};
-      ProductOrZero<Variant>(
-          values, pairs, 0, strip.count, add,
-          {out + 2 * d * kTileBytes, 2 * kTileBytes, kTileBytes}, pending_,
-          side);
+    v_.Add(strip, Probabilities(), pending_, side);
+    turn_ ^= 1;
+    Tiles::Fence();
+  }
+
+  // Both are whole strips of the same queries and not their first: a choice
+  // that sums depend on, and so one that must not depend on other queries.
+  bool AreAlike(const Strip& current, const Strip& next) const {
+    return v_.pairs() == kSteps && current.query == next.query &&
+           current.count == kStripPanels && next.count == kStripPanels &&
+           current.unbroken() && !v_.Starts(current);
+  }
+
+  // The same beside the exponentials of the first kEarly sub-blocks of `next`.
+  template <FusedMode kMode>
+  void ValuesAndExponentials(const Strip& current, const Strip& next) {
+    const auto right = Probabilities();
+    auto left = v_.UnbrokenOf(current);
+    PendingSquare out{v_.Output(current.query)};
+    turn_ ^= 1;
+    for (int64_t i = kEarly - kSteps; i < kEarly; ++i) {
+      if (i < 0) {
+        NoSideWork side;
+        Product<Variant, true>(left, right, 0, kStripPanels, out, pending_,
+                               side);
+      } else {
+        // With one place for P, from the second step on, when that of the first
+        // sub-block has been read.
+        ForwardValueStep<Variant, kMode, static_cast<int>(kStripPanels),
+                         kTwice == 0>(left, right, out, pending_, exp_,
+                                      BlockOf<kMode>(next, i));
+      }
+      left.base += 2 * left.i_bytes;
+      out.c += 4 * kTileBytes;
     }
     Tiles::Fence();
   }
 
+  // P of the strip whose exponentials have been taken.
+  StripPairs<kScore, kTwice> Probabilities() const {
+    return {scratch_.p, kTermBytes, turn_};
+  }
+
   const ForwardBlock& b_;
   const int64_t keys_, queries_;  // panels
-  const int64_t dt_, vt_;
+  const int64_t dt_;
   const int64_t chunk_;
+  const ForwardValues<Variant> v_;
   const Scratch scratch_;
-  PendingTiles pending_;
+  PendingSquare pending_;
   const DropoutBits dropout_;
-  const ScoreFactors log2_factors_;  // of scores times log2(e)
-  StreamFetch fetch_;                // of bias_stream
+  StreamFetch fetch_;  // of bias_stream
   StripMaxima<Variant> maxima_;
   alignas(64) float lifted_[32];  // ExpBlock::max with ALiBi
+  // Of the strip whose exponentials are due: what they sum to so far, its turn
+  // (PairPlace), and whether those of kEarly sub-blocks have been taken.
+  alignas(64) float sum_[32] = {};
+  const ExpState exp_;
+  int64_t turn_ = 0;
+  bool early_ = false;
 };
 
 template <class Variant>

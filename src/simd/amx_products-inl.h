@@ -63,8 +63,15 @@ struct PendingTiles {
   int64_t column;  // and to C(i, j + 1)
 };
 
-template <class Tiles>
-HWY_INLINE void StorePending(const PendingTiles& p) {
+// The same where the four tiles lie side by side, as S of a sub-block does.
+struct PendingSquare {
+  static constexpr int64_t row = 2 * kTileBytes;
+  static constexpr int64_t column = kTileBytes;
+  uint8_t* c;
+};
+
+template <class Tiles, class Pending>
+HWY_INLINE void StorePending(const Pending p) {
   Tiles::template Store<0>(p.c);
   Tiles::template Store<1>(p.c + p.column);
   Tiles::template Store<2>(p.c + p.row);
@@ -88,13 +95,63 @@ HWY_INLINE void LoadPair(const Left& left, const Right& right, int64_t k) {
   }
 }
 
+// What comes between single tile products; here nothing.
+struct NothingBetween {
+  template <int kProduct>
+  HWY_INLINE void After() const {}
+};
+
+// The products of a step: registers 4 and 5 times 6 and 7 join 0 to 3.
+template <class Tiles, class Between>
+HWY_INLINE void StepProducts(const Between& between) {
+  Tiles::template Dot<0, 4, 6>();
+  between.template After<0>();
+  Tiles::template Dot<1, 4, 7>();
+  between.template After<1>();
+  Tiles::template Dot<2, 5, 6>();
+  between.template After<2>();
+  Tiles::template Dot<3, 5, 7>();
+  between.template After<3>();
+}
+
+template <class Tiles, bool kAdd, int kTile>
+HWY_INLINE void StartTile(const uint8_t* c) {
+  if constexpr (kAdd) {
+    Tiles::template Load<kTile>(c, 64);
+  } else {
+    Tiles::template Zero<kTile>();
+  }
+}
+
+// Those of the first step, which take 0 to 3 over from what is pending and
+// start from C if kAdd, else from 0. By value: four tiles cover a page, and
+// what is read from memory after one of them may wait until it has been
+// written.
+template <class Tiles, bool kAdd, class Pending, class Between>
+HWY_INLINE void FirstProducts(const Pending pending, const Pending c,
+                              const Between& between) {
+  Tiles::template Store<0>(pending.c);
+  StartTile<Tiles, kAdd, 0>(c.c);
+  Tiles::template Dot<0, 4, 6>();
+  between.template After<0>();
+  Tiles::template Store<1>(pending.c + pending.column);
+  StartTile<Tiles, kAdd, 1>(c.c + c.column);
+  Tiles::template Dot<1, 4, 7>();
+  between.template After<1>();
+  Tiles::template Store<2>(pending.c + pending.row);
+  StartTile<Tiles, kAdd, 2>(c.c + c.row);
+  Tiles::template Dot<2, 5, 6>();
+  between.template After<2>();
+  Tiles::template Store<3>(pending.c + pending.row + pending.column);
+  StartTile<Tiles, kAdd, 3>(c.c + c.row + c.column);
+  Tiles::template Dot<3, 5, 7>();
+  between.template After<3>();
+}
+
 template <class Tiles, class Left, class Right, class Pairs, int kPair>
 HWY_INLINE void PairStep(const Left& left, const Right& right, int64_t k) {
   LoadPair<Tiles, Left, Right, kPair, Pairs>(left, right, k);
-  Tiles::template Dot<0, 4, 6>();
-  Tiles::template Dot<1, 4, 7>();
-  Tiles::template Dot<2, 5, 6>();
-  Tiles::template Dot<3, 5, 7>();
+  StepProducts<Tiles>(NothingBetween());
 }
 
 template <class Tiles, class Left, class Right, class Pairs, int... kPair>
@@ -107,15 +164,6 @@ template <class Tiles, class Left, class Right, class Pairs, int... kPair>
 HWY_INLINE void LaterPairSteps(const Left& left, const Right& right, int64_t k,
                                std::integer_sequence<int, kPair...>) {
   (PairStep<Tiles, Left, Right, Pairs, kPair + 1>(left, right, k), ...);
-}
-
-template <class Tiles, bool kAdd, int kTile>
-HWY_INLINE void StartTile(const uint8_t* c) {
-  if constexpr (kAdd) {
-    Tiles::template Load<kTile>(c, 64);
-  } else {
-    Tiles::template Zero<kTile>();
-  }
 }
 
 // What runs between the tile products of a step and the next; here nothing.
@@ -156,25 +204,15 @@ class AccumulatorFetch {
 
 // Leaves C = (kAdd ? C : 0) + sum over k in [first, last) in registers 0-3, to
 // be stored by whoever comes next. first < last.
-template <class Variant, bool kAdd, class Left, class Right, class Side>
+template <class Variant, bool kAdd, class Left, class Right, class Pending,
+          class Side>
 HWY_INLINE void Product(const Left& left, const Right& right, int64_t first,
-                        int64_t last, const PendingTiles& c,
-                        PendingTiles& pending, Side& side) {
+                        int64_t last, const Pending& c, Pending& pending,
+                        Side& side) {
   using Tiles = typename Variant::Tiles;
   using Pairs = TermPairs<Left::kTerms, Right::kTerms, Variant::kTermLimit>;
   LoadPair<Tiles, Left, Right, 0, Pairs>(left, right, first);
-  Tiles::template Store<0>(pending.c);
-  StartTile<Tiles, kAdd, 0>(c.c);
-  Tiles::template Dot<0, 4, 6>();
-  Tiles::template Store<1>(pending.c + pending.column);
-  StartTile<Tiles, kAdd, 1>(c.c + c.column);
-  Tiles::template Dot<1, 4, 7>();
-  Tiles::template Store<2>(pending.c + pending.row);
-  StartTile<Tiles, kAdd, 2>(c.c + c.row);
-  Tiles::template Dot<2, 5, 6>();
-  Tiles::template Store<3>(pending.c + pending.row + pending.column);
-  StartTile<Tiles, kAdd, 3>(c.c + c.row + c.column);
-  Tiles::template Dot<3, 5, 7>();
+  FirstProducts<Tiles, kAdd>(pending, c, NothingBetween());
   LaterPairSteps<Tiles, Left, Right, Pairs>(
       left, right, first, std::make_integer_sequence<int, Pairs::kCount - 1>());
   pending = c;
@@ -188,11 +226,10 @@ HWY_INLINE void Product(const Left& left, const Right& right, int64_t first,
 
 // As above with the choice of kAdd at run time, and C = 0 or left alone when
 // there is nothing to add.
-template <class Variant, class Left, class Right, class Side>
+template <class Variant, class Left, class Right, class Pending, class Side>
 HWY_INLINE void ProductOrZero(const Left& left, const Right& right,
                               int64_t first, int64_t last, bool add,
-                              const PendingTiles& c, PendingTiles& pending,
-                              Side& side) {
+                              const Pending& c, Pending& pending, Side& side) {
   using Tiles = typename Variant::Tiles;
   if (first >= last) {
     if (add) return;

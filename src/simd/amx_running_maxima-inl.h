@@ -51,10 +51,10 @@ HWY_INLINE bool RaiseMaxima(const float* seen, float scale, float unit,
     const __m512 now = _mm512_mask_mov_ps(old, raise, scores);
     alpha[h] = _mm512_set1_ps(1.0f);
     if (raise != 0) {
-      alpha[h] =
-          _mm512_mask_mov_ps(alpha[h], raise,
-                             Exp2(_mm512_mul_ps(_mm512_sub_ps(old, now),
-                                                _mm512_set1_ps(1.44269504f))));
+      alpha[h] = _mm512_mask_mov_ps(
+          alpha[h], raise,
+          Exp2(_mm512_mul_ps(_mm512_sub_ps(old, now),
+                             _mm512_set1_ps(kLog2E<float>))));
       _mm512_storeu_ps(l + 16 * h,
                        _mm512_mul_ps(_mm512_loadu_ps(l + 16 * h), alpha[h]));
       _mm512_storeu_ps(m + 16 * h, now);

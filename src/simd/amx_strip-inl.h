@@ -24,6 +24,8 @@ struct Strip {
   int64_t count = 0;
   int64_t key[kMostStripPanels] = {};  // panels
   bool first = false;                  // of its query panel
+  // No hidden sub-blocks between those of the strip.
+  bool unbroken() const { return key[count - 1] - key[0] == count - 1; }
 };
 
 // Gives out the strips of a block, query panel by query panel.
@@ -78,8 +80,8 @@ class StripCursor {
   bool started_ = false;  // a strip of the query panel has been given out
 };
 
-// V^T as left operand over a strip's keys: i is the 16 columns of V, k indexes
-// the strip.
+// V^T as left operand over a strip's keys, unless it is unbroken: i is the 16
+// columns of V, k indexes the strip.
 template <int kTermCount>
 struct StripValues {
   static constexpr int kTerms = kTermCount;
@@ -96,16 +98,32 @@ struct StripValues {
   }
 };
 
+// Where P of the sub-blocks of strips is: that of the first kTwice has two
+// places by turns, since it is written while that of the strip before is still
+// read.
+template <int64_t kTwice>
+constexpr int64_t PairPlace(int64_t turn, int64_t i) {
+  return i < kTwice ? turn * kTwice + i : kTwice + i;
+}
+
 // P of a strip as right operand: i is the query half.
-template <int kTermCount>
+template <int kTermCount, int64_t kTwice>
 struct StripPairs {
   static constexpr int kTerms = kTermCount;
-  const uint8_t* base;
+  StripPairs(const uint8_t* p, int64_t term_bytes, int64_t turn)
+      : early(p + 2 * turn * kTwice * kTileBytes),
+        late(p + 2 * kTwice * kTileBytes),
+        term_bytes(term_bytes) {}
+  // Sub-block k is at 2 k tiles from here.
+  const uint8_t* early;
+  const uint8_t* late;
   int64_t term_bytes;
   template <class Tiles, int kRegister>
   HWY_INLINE void Load(int term, int64_t i, int64_t k) const {
-    Tiles::template Load<kRegister>(
-        base + term * term_bytes + (2 * k + i) * kTileBytes, 64);
+    Tiles::template Load<kRegister>((k < kTwice ? early : late) +
+                                        term * term_bytes +
+                                        (2 * k + i) * kTileBytes,
+                                    64);
   }
 };
 

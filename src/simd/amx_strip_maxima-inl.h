@@ -154,8 +154,10 @@ class StripMaxima {
   // before: most strips raise none, and to find that out takes 65 cycles a
   // sub-block. Sums tell if one was too low.
   template <FusedMode kMode>
-  bool MayKeep(const Strip& strip) const {
-    if (!may_keep_ || strip.query < 0) return false;
+  bool MayKeep(const Strip& strip) {
+    if (strip.query < 0) return false;
+    if (strip.first) may_keep_ = !GrowsALot<kMode>();
+    if (!may_keep_) return false;
     for (int64_t i = 0; i < strip.count; ++i) {
       if (!At(strip.key[i], strip.query).visible() ||
           Transforms<kMode>(strip.key[i], strip.query)) {
@@ -165,8 +167,9 @@ class StripMaxima {
     return HaveMaxima(static_cast<const float*>(b_.row_max) + 32 * strip.query);
   }
 
-  // After maxima that were too low: where scores grow along the keys, as with
-  // ALiBi, it would be so strip after strip, and a strip done twice costs more.
+  // After maxima that were too low: where scores grow along the keys it would
+  // be so strip after strip, and a strip done twice costs more. For the rest of
+  // the queries' strips in this block, whatever other queries have seen.
   void KeepNoMore() { may_keep_ = false; }
 
   // Before a strip is seen; if `keep`, it need not be.
@@ -218,7 +221,7 @@ class StripMaxima {
   template <FusedMode kMode>
   bool Raise(int64_t query, __m512 (&alpha)[2]) {
     constexpr bool kInLog2 = kMode != FusedMode::kBias;
-    return RaiseMaxima(seen_, scale_, kInLog2 ? kLog2OfE : 1.0f,
+    return RaiseMaxima(seen_, scale_, kInLog2 ? kLog2E<float> : 1.0f,
                        kInLog2 ? ExpOrigin<Variant>() : 0.0f,
                        static_cast<float*>(b_.row_max) + 32 * query,
                        static_cast<float*>(b_.row_sum) + 32 * query, max_,
@@ -226,6 +229,14 @@ class StripMaxima {
   }
 
  private:
+  // With ALiBi scores grow towards the query by this much over a block of keys;
+  // SumsAreLow allows for 11.
+  template <FusedMode kMode>
+  bool GrowsALot() const {
+    return kMode == FusedMode::kAlibi &&
+           std::fabs(factors_.slope) * static_cast<float>(b_.keys) > 8.0f;
+  }
+
   const SubBlock& At(int64_t key, int64_t query) const {
     return sub_blocks_[key * queries_ + query];
   }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/support/attention_case.h"
@@ -299,7 +300,11 @@ TEST(AttentionNonfinite, ScoresGrowAlongTheKeys) {
         return key == 450 ? kNan : 0.02 * static_cast<double>(key);
       },
   };
-  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+  const std::vector<std::pair<DType, int64_t>> kinds = {{DType::kF32, 64},
+                                                        {DType::kBF16, 64},
+                                                        {DType::kBF16, 128},
+                                                        {DType::kF16, 64}};
+  for (const auto& [dtype, head_dim] : kinds) {
     for (size_t i = 0; i < growths.size(); ++i) {
       for (const std::string option : {"", "dropout", "alibi", "softcap"}) {
         SCOPED_TRACE(option);
@@ -307,13 +312,14 @@ TEST(AttentionNonfinite, ScoresGrowAlongTheKeys) {
         c.dtype = dtype;
         c.nq = 70;
         c.nk = 620;
-        c.head_dim = c.value_dim = 64;
+        c.head_dim = c.value_dim = head_dim;
+        c.scale = 0.125;
         c.dropout_p = option == "dropout" ? 0.25 : 0.0;
         c.alibi = option == "alibi";
         c.softcap = option == "softcap" ? 30.0 : 0.0;
         c.want_dq = c.want_dk = c.want_dv = false;
         c.causal = i % 2 == 0 ? Causal::kNone : Causal::kBottomRight;
-        // The score is the sum of scale q k, scale being 1/8.
+        // The score is the sum of scale q k.
         ExpectAttention(
             c,
             MakeInputs(c,
