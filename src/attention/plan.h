@@ -147,7 +147,8 @@ struct ForwardPlan {
   int64_t k_rows = 0, k_blocks = 0;
 };
 
-// For one thread items go head by head, whose K and V then stay in its caches.
+// For one thread items go head by head, whose K and V then stay in its caches,
+// in blocks as large as the engine likes if these join.
 void PlanForward(const Problem& problem, const simd::Engine& engine,
                  int threads, ForwardPlan* plan);
 

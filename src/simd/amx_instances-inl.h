@@ -49,14 +49,16 @@ BlockSizes AmxBackwardBlocks(int64_t head_dim, int64_t value_dim) {
   return {128, 128};
 }
 
-// Forward keeps no gradients: K and V stream from L2 for every 32 queries.
+// Forward keeps no gradients: K and V stream from L2 for every 32 queries, and
+// from L3 for every block of them.
 template <class Variant>
 BlockSizes AmxForwardBlocks(int64_t head_dim, int64_t value_dim) {
   const int64_t depth = amx::DepthTiles(std::max(head_dim, value_dim));
   constexpr int kParts = Variant::kInputTerms == 1   ? 1
                          : Variant::kInputTerms == 2 ? 2
                                                      : 4;
-  return {(depth <= 4 ? 1024 : 512) / kParts, 256};
+  const int64_t rows = (depth <= 4 ? 1024 : 512) / kParts;
+  return {rows, rows};
 }
 
 template <class Variant>

@@ -175,6 +175,7 @@ struct Engine {
   bool grad_left_is_score_left = false;  // one packing serves both roles
   // A backward block gives the bits that parts of its keys or queries would
   // give in turn: every sum goes on from the accumulator's value, row by row.
+  // And a forward block those that parts of its queries would give.
   bool blocks_join = false;
   // P is rounded for the products: the forward pass keeps ForwardBlock's
   // row_weight, so that the weights of V still sum to 1.

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -162,6 +163,33 @@ TEST(AttentionGrid, OneHeadOnAnyNumberOfThreads) {
       c.nk = 513;
       c.head_dim = c.value_dim = 64;
       ExpectAttention(c, contexts.list());
+    }
+  }
+}
+
+// The forward's blocks of queries may go by the threads, and what it does for
+// some queries must not depend on which others share their block: whole strips
+// of 128 keys and rests, some of them before the diagonal.
+TEST(AttentionGrid, ForwardOnAnyNumberOfThreads) {
+  const Contexts contexts({1, 2, 16});
+  for (const int64_t dim : {64, 128}) {
+    for (const std::string option :
+         {"", "alibi", "softcap", "dropout", "bias", "mask"}) {
+      for (const Causal causal : {Causal::kNone, Causal::kBottomRight}) {
+        AttentionCase c;
+        c.dtype = DType::kBF16;
+        c.nq = CasesOfSixteen() == 16 ? 230 : 100;
+        c.nk = CasesOfSixteen() == 16 ? 1330 : 560;
+        c.head_dim = c.value_dim = dim;
+        c.causal = causal;
+        c.alibi = option == "alibi";
+        c.softcap = option == "softcap" ? 20.0 : 0.0;
+        c.dropout_p = option == "dropout" ? 0.2 : 0.0;
+        if (option == "bias") c.bias = DType::kF32;
+        if (option == "mask") c.bias = DType::kBool;
+        c.want_dq = c.want_dk = c.want_dv = false;
+        ExpectAttention(c, contexts.list());
+      }
     }
   }
 }
