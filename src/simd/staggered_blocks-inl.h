@@ -148,7 +148,6 @@ HWY_NOINLINE void StaggeredBlocks(
     sink.Close(d, col, total, rounded);                     \
   }
   FA2_BEGIN(x, 0)
-  FA2_BEGIN(y, 2 * lanes)
   for (size_t i = 0; i < together; ++i) FA2_ALONE(x)
   for (size_t block = 0; block < blocks; ++block) {
     if (block == 0) {
