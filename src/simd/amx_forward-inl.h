@@ -12,6 +12,7 @@
 
 #include "src/simd/amx_dropout-inl.h"
 #include "src/simd/amx_forward_scores-inl.h"
+#include "src/simd/amx_forward_scratch-inl.h"
 #include "src/simd/amx_forward_values-inl.h"
 #include "src/simd/amx_stream-inl.h"
 #include "src/simd/amx_strip-inl.h"
@@ -24,39 +25,18 @@ namespace fa2::simd::HWY_NAMESPACE {
 template <class Variant, int kSteps>
 class ForwardPass {
   using Tiles = typename Variant::Tiles;
+  using Scratch = ForwardScratch<Variant, kSteps>;
   static constexpr int kIn = Variant::kInputTerms;
   static constexpr int kScore = Variant::kProbabilityTerms;
-  // Where products of O are long, longer strips spare loads and stores of O
-  // (D 256: 0.42 -> 0.46 of the peak); where they are not, S and P of a short
-  // strip stay in L1 (D 64: 0.23 -> 0.26, D 128: 0.35 -> 0.39).
-  static constexpr int64_t kStripPanels =
-      kSteps == 2 || kSteps == 4 ? 4 : kMostStripPanels;
-  static constexpr bool kUsual = Variant::kFast && kSteps > 0;
-  // Sub-blocks of a strip whose exponentials may be taken during O of the strip
-  // before, beside the products of its last kEarly pairs of column tiles: they
-  // need more of the vector ports than products of S leave, but for D 256 (D 64
-  // +7%, D 128 +2%, D 256 0).
-  static constexpr int64_t kEarly = !kUsual || kIn > 1 || kScore > 1 ? 0
-                                    : kSteps == 2                    ? 2
-                                    : kSteps == 4                    ? 1
-                                                                     : 0;
-  // Those of them whose P has a place for either of two strips. Elsewhere it
-  // goes where P of the strip before has just been read for the last time: at D
-  // 128 more of P in L1 would cost what half of a strip would gain.
-  static constexpr int64_t kTwice = kSteps == 2 ? kEarly : 0;
-  static constexpr int64_t kTermBytes =
-      (kStripPanels + kTwice) * 2 * kTileBytes;  // of P
+  static constexpr int64_t kStripPanels = Scratch::kStripPanels;
+  static constexpr int64_t kEarly = Scratch::kEarly;
+  static constexpr int64_t kTwice = Scratch::kTwice;
+  static constexpr int64_t kTermBytes = Scratch::kTermBytes;
+  static constexpr bool kUsual = Scratch::kUsual;
   template <FusedMode kMode>
   static constexpr bool kMayBeEarly = kEarly > 0 && kMode != FusedMode::kBias;
 
  public:
-  // Bytes of scratch for `keys` x `queries`, both in panels.
-  static int64_t ScratchBytes(int64_t keys, int64_t queries) {
-    return kStripPanels * 4 * kTileBytes + kTermBytes * kScore +
-           4 * kTileBytes + kStreamElements * 4 + kStripPanels * 128 +
-           (keys * queries * int64_t{sizeof(SubBlock)} + 63) / 64 * 64;
-  }
-
   explicit ForwardPass(const ForwardBlock& block)
       : b_(block),
         keys_(block.keys / 32),
@@ -89,29 +69,6 @@ class ForwardPass {
   }
 
  private:
-  struct Scratch {
-    explicit Scratch(void* memory) {
-      uint8_t* p = static_cast<uint8_t*>(memory);
-      const auto take = [&p](int64_t n) {
-        uint8_t* taken = p;
-        p += n;
-        return taken;
-      };
-      s = take(kStripPanels * 4 * kTileBytes);
-      this->p = take(kTermBytes * kScore);
-      dummy = {take(4 * kTileBytes)};
-      bias = reinterpret_cast<float*>(take(kStreamElements * 4));
-      keep = reinterpret_cast<uint16_t*>(take(kStripPanels * 128));
-      sub_blocks = reinterpret_cast<SubBlock*>(p);
-    }
-    uint8_t* s;
-    uint8_t* p;
-    PendingSquare dummy;
-    float* bias;     // of a sub-block of bias_stream
-    uint16_t* keep;  // of a strip, bits of dropout_stream
-    SubBlock* sub_blocks;
-  };
-
   // The next strip; clears the accumulators of query panels that see nothing.
   void NextStrip(StripCursor& cursor, Strip& strip) const {
     cursor.Next(strip, [this](int64_t query) {

@@ -78,7 +78,8 @@ size_t AmxScratchBytes(const BlockSizes& blocks, int64_t head_dim,
       nullptr, blocks.keys, blocks.queries, Variant::kProbabilityTerms,
       Variant::kGradientTerms,
       BackwardScratch::ChunkPanels(blocks.keys, head_dim));
-  const int64_t forward = ForwardPass<Variant, 0>::ScratchBytes(
+  // The longest strips are those of other head dims.
+  const int64_t forward = ForwardScratch<Variant, 0>::Bytes(
       amx::Panels(blocks.keys), amx::Panels(blocks.queries));
   (void)value_dim;
   // A page more to align the backward's.
