@@ -47,9 +47,9 @@ class ForwardPass {
         scratch_(block.scratch),
         pending_(scratch_.dummy),
         dropout_(block.score),
-        exp_{ScoreFactors(block.score, kLog2E<float>), sum_, kTermBytes},
         maxima_(block, queries_, scratch_.sub_blocks, scratch_.s,
-                scratch_.bias) {}
+                scratch_.bias),
+        exp_{ScoreFactors(block.score, kLog2E<float>), sum_, kTermBytes} {}
 
   void Run() {
     ClassifySubBlocks(b_, queries_, scratch_.sub_blocks);
