@@ -9,11 +9,6 @@ namespace {
 
 // Key blocks of all heads that a plan aims at, as many as 64 cores can take.
 constexpr int64_t kWantedItems = 64;
-// The most queries of an item of the forward where several threads share them
-// out. For one alone K and V come from L3 less often if it takes more (AMX, N
-// 4096: D 64 844 -> 861, D 128 1,033 -> 1,071, D 256 with half as many 1,181 ->
-// 1,268 GFLOP/s); on 16 threads, two of which share an L2, more gain nothing.
-constexpr int64_t kSharedQueries = 256;
 // And what each of them is worth at least: some 16 us of an AMX core's time,
 // 100 us of another's.
 constexpr double kLeastOperations = 16e6;
@@ -30,6 +25,11 @@ constexpr int64_t kLeastSplit = 256;
 constexpr double kLeastWaveOperations = 1e9;
 // A block smaller than this does not amortise the calls around it.
 constexpr int64_t kMinBlock = 64;
+// The most queries of an item of the forward where several threads share them
+// out. For one alone K and V come from L3 less often if it takes more (AMX, N
+// 4096: D 64 844 -> 861, D 128 1,033 -> 1,071, D 256 with half as many 1,181 ->
+// 1,268 GFLOP/s); on 16 threads, two of which share an L2, more gain nothing.
+constexpr int64_t kSharedQueries = 256;
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return CeilDiv(value, multiple) * multiple;
@@ -322,11 +322,11 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
   const int64_t owners = std::max<int64_t>(
       1, problem.q_heads * static_cast<int64_t>(problem.sequences.size()));
   // A boolean mask takes another pass where it hides nothing of a block.
-  const bool joins =
-      engine.blocks_join && problem.options.bias.dtype != DType::kBool;
-  int64_t wanted = CeilDiv(kWantedItems, owners);
-  if (joins && threads == 1) wanted = 1;
-  if (!joins || threads > 1) {
+  const bool as_large_as_liked = threads == 1 && engine.blocks_join &&
+                                 problem.options.bias.dtype != DType::kBool;
+  int64_t wanted = 1;
+  if (!as_large_as_liked) {
+    wanted = CeilDiv(kWantedItems, owners);
     preferred.queries = std::min(preferred.queries, kSharedQueries);
   }
   for (size_t i = 0; i < problem.sequences.size(); ++i) {

@@ -24,7 +24,7 @@ struct ForwardScratch {
   // Sub-blocks of a strip whose exponentials may be taken during O of the strip
   // before, beside the products of its last kEarly pairs of column tiles: they
   // need more of the vector ports than products of S leave, but for D 256 (D 64
-  // +7%, D 128 +2%, D 256 0).
+  // +5%, D 128 +2%, D 256 0).
   static constexpr int64_t kEarly =
       !kUsual || Variant::kInputTerms > 1 || Variant::kProbabilityTerms > 1 ? 0
       : kSteps == 2                                                         ? 2
