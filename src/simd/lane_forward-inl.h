@@ -129,7 +129,7 @@ class LaneForward : LaneProducts<Op> {
     const auto most = hn::Set(d, T(65536));
     for (size_t col = 0; col < PanelWidth(d); col += hn::Lanes(d)) {
       const auto max = hn::Load(d, p.row_max + col);
-      hn::Store(Shift<Op::kForwardExpDegree>(d, max), d, shift_ + col);
+      hn::Store(Shift<Op::kForwardExpDegree, false>(d, max), d, shift_ + col);
       hn::Store(hn::Zero(d), d, sum_ + col);
       hn::Store(hn::Zero(d), d, weight_ + col);
     }

@@ -111,9 +111,9 @@ HWY_INLINE hn::Mask<D> VisibleLanes(D d,
 }
 
 // What Probability takes as `shift` for a logsumexp or a maximum.
-template <int kExpDegree, class D>
+template <int kExpDegree, bool kScaled, class D>
 HWY_INLINE hn::Vec<D> Shift(D d, hn::Vec<D> x) {
-  if constexpr (kExpDegree != 0) {
+  if constexpr (kExpDegree != 0 && !kScaled) {
     x = hn::MulAdd(x, hn::Set(d, kLog2E<hn::TFromD<D>>),
                    hn::Set(d, RoughExp2Polynomial<kExpDegree>::kOrigin));
   }
@@ -128,9 +128,14 @@ HWY_INLINE hn::Vec<D> Probability(D d,
                                   const PanelOptions<hn::TFromD<D>>& options,
                                   hn::Vec<D> score, hn::Vec<D> shift) {
   using T = hn::TFromD<D>;
-  if constexpr (kExpDegree != 0) {
-    const T* const factor =
-        From::At(kScaled ? &kLog2E<T> : &options.log2_scale);
+  if constexpr (kExpDegree != 0 && kScaled) {
+    // A bias of -3e38, which hides a key, times log2(e) would be infinite, and
+    // all keys of a row may have it.
+    return RoughExp2<kExpDegree, From>(
+        d, hn::MulSub(hn::Sub(score, shift), hn::Set(d, kLog2E<T>),
+                      hn::Set(d, RoughExp2Polynomial<kExpDegree>::kOrigin)));
+  } else if constexpr (kExpDegree != 0) {
+    const T* const factor = From::At(&options.log2_scale);
     return RoughExp2<kExpDegree, From>(
         d, hn::MulSub(score, hn::Set(d, *factor), shift));
   } else if constexpr (kScaled) {
@@ -214,7 +219,7 @@ void BackwardPass(D d, const PanelOptions<hn::TFromD<D>> options,
   const size_t index = area.column / width;
   V alibi_sum = hn::Zero(d);
   const auto shift_of = [&](size_t col) HWY_ATTR {
-    return Shift<Op::kExpDegree>(d, hn::Load(d, panel.lse + col));
+    return Shift<Op::kExpDegree, kGeneral>(d, hn::Load(d, panel.lse + col));
   };
   if constexpr (Op::kPerLane == 1) {
     for (size_t col = 0; col < width; col += lanes) {
@@ -318,7 +323,7 @@ void ForwardExpPass(D d, const PanelOptions<hn::TFromD<D>> options,
   for (size_t col = 0; col < PanelWidth(d); col += lanes) {
     const V max = hn::Load(d, row_max + col);
     // A column that has seen no key: exp(-inf - 0) is 0, exp(-inf + inf) NaN.
-    const V shift = Shift<Op::kForwardExpDegree>(
+    const V shift = Shift<Op::kForwardExpDegree, kGeneral>(
         d, hn::IfThenZeroElse(hn::Eq(max, hn::Neg(hn::Inf(d))), max));
     V sum = hn::Zero(d);
     const auto probability = [&](size_t key) HWY_ATTR {
