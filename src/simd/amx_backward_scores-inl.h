@@ -7,6 +7,7 @@
 #ifndef FA2_SRC_SIMD_AMX_BACKWARD_SCORES_INL_H_
 #define FA2_SRC_SIMD_AMX_BACKWARD_SCORES_INL_H_
 
+#include "src/simd/amx_bias-inl.h"
 #include "src/simd/amx_fused_pass-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -21,6 +22,8 @@ struct ScoreOperands {
   const uint8_t* dout;
   int64_t qk_half;
   int64_t vo_half;
+  const uint8_t* s_start;  // of S, where kStarts: tiles [key half][query half],
+  int64_t s_start_row;     // rows of them so many bytes apart, or all the same
   const float* tile_start;  // of dP: -delta, 32 queries
   uint8_t* lead[2][2];      // where the first of both products goes
   uint8_t* follow[2][2];    // and the second of the sub-block before
@@ -31,9 +34,10 @@ struct ScoreOperands {
 // The loop over the steps of both products, with the fused pass's row pairs in
 // the slots after each tile product, as many as keep pace. kSteps is the head
 // dim / 32 of both products, or 0 for any, read at run time. kLead is the
-// product that comes first, 0 (S) or 1 (dP).
+// product that comes first, 0 (S) or 1 (dP). kStarts: S starts from
+// ScoreOperands::s_start instead of 0 (0 too where that is of no use).
 template <class Variant, int kPanelTiles, FusedMode kMode, int kSteps,
-          int kLead>
+          int kLead, bool kStarts>
 struct ScoreLoop {
   using Tiles = typename Variant::Tiles;
   static constexpr int kTerms = Variant::kInputTerms;
@@ -68,6 +72,7 @@ struct ScoreLoop {
     if constexpr (kFirst < kLast) {
       FuseRows<Variant, kPanelTiles, kMode>(c, fused, RowPair(kFirst), scale,
                                             lse0, lse1);
+      if constexpr (kStarts) fused.fetch->Step();
       RowRange<kFirst + 1, kLast>(scale, lse0, lse1);
     }
   }
@@ -160,7 +165,13 @@ struct ScoreLoop {
     Tiles::template Store<kC>(
         (kProduct == kLead ? o.follow : o.lead)[kKeyHalf][kQueryHalf]);
     if constexpr (kProduct == 0) {
-      Tiles::template Zero<kC>();
+      if constexpr (kStarts) {
+        Tiles::template Load<kC>(
+            o.s_start + (2 * kKeyHalf + kQueryHalf) * 16 * o.s_start_row,
+            o.s_start_row);
+      } else {
+        Tiles::template Zero<kC>();
+      }
     } else {
       Tiles::template Load<kC>(o.tile_start + 16 * kQueryHalf, 0);
     }
@@ -210,10 +221,10 @@ struct ScoreLoop {
 // S and dP of one sub-block; the second of them stays in tile registers 0-3, to
 // be stored by the next call. `fused` is the sub-block before.
 template <class Variant, int kPanelTiles, FusedMode kMode, int kSteps,
-          int kLead>
+          int kLead, bool kStarts>
 HWY_NOINLINE void ScoreStep(const ScoreOperands& o, const FusedContext& c,
                             const FusedBlock& fused) {
-  using Loop = ScoreLoop<Variant, kPanelTiles, kMode, kSteps, kLead>;
+  using Loop = ScoreLoop<Variant, kPanelTiles, kMode, kSteps, kLead, kStarts>;
   const Loop loop{o, c, fused,
                   o.steps_qk * Loop::template kStepSlots<0> +
                       o.steps_vo * Loop::template kStepSlots<1>};

@@ -32,6 +32,7 @@ struct BackwardScratch {
   uint16_t* all_visible;  // bits of a sub-block: all
   uint16_t* visible;      // some
   float* bias;            // of a sub-block of bias_stream
+  uint8_t* s_start;       // tiles of a sub-block, see BiasOfProducts
   float* score_gradient;  // of ds_stream
   void* keep;             // of SlabDropout
   SubBlock* sub_blocks;
@@ -69,6 +70,7 @@ struct BackwardScratch {
     all_visible = reinterpret_cast<uint16_t*>(position + 32);
     visible = all_visible + 64;
     bias = reinterpret_cast<float*>(take(kStreamElements * 4));
+    s_start = take(4 * kTileBytes);
     score_gradient = reinterpret_cast<float*>(take(kStreamElements * 4));
     keep = take(SlabDropout::Bytes(query_panels));
     sub_blocks = reinterpret_cast<SubBlock*>(

@@ -85,14 +85,13 @@ class ForwardPass {
     Strip* after = &strips[2];
     StripCursor cursor(scratch_.sub_blocks, keys_, queries_, chunk_,
                        kStripPanels);
-    const Strip none;
+    Strip none;
     NextStrip(cursor, *next);
     NextStrip(cursor, *after);
     if (next->query >= 0) {
       Fetch(*next);
       Scores<kMode>(*next, none);
-      ValuesAndMaxima<kMode>(none, *next,
-                             maxima_.template MayKeep<kMode>(*next));
+      ValuesAndMaxima<kMode>(none, *next, true);
     }
     Fetch(*after);
     while (next->query >= 0) {
@@ -110,8 +109,7 @@ class ForwardPass {
         Scores<kMode>(*next, *current);
       }
       // Dropout's bits of `current` have been used.
-      ValuesAndMaxima<kMode>(*current, *next,
-                             maxima_.template MayKeep<kMode>(*next));
+      ValuesAndMaxima<kMode>(*current, *next, true);
     }
     Flush();
   }
@@ -121,7 +119,8 @@ class ForwardPass {
     fetch_.Finish();
     if (strip.query < 0) return;
     fetch_.Begin(b_.score.bias_stream, strip.key[0],
-                 strip.key[strip.count - 1] + 1 - strip.key[0], strip.query, 1);
+                 strip.key[strip.count - 1] + 1 - strip.key[0], 1, strip.query,
+                 1);
   }
 
   // S of `next`, and what is left of P of `current` meanwhile; each of them may
@@ -181,12 +180,15 @@ class ForwardPass {
       e.keep = static_cast<const uint16_t*>(b_.score.dropout) +
                2 * StagedRow(b_.score, key, query);
     }
-    e.transformed = maxima_.template Transforms<kMode>(key, query);
+    e.transformed = maxima_.template Transforms<kMode>(strip, i);
     e.scale = e.transformed ? kLog2E<float> : exp_.factors.scale;
     e.max = maxima_.max();
     if (b_.score.bias_stream.given()) e.fetch = &fetch_;
+    if (kMode == FusedMode::kBias && e.transformed) {
+      e.max = maxima_.NaturalMax(query, other_max_);
+    }
     if (kMode == FusedMode::kAlibi && !e.transformed) {
-      e.max = maxima_.alibi().Lift(e.max, key, query, lifted_);
+      e.max = maxima_.alibi().Lift(e.max, key, query, other_max_);
       e.row_penalty = maxima_.alibi().RowPenalty(key, query);
     }
     return e;
@@ -196,18 +198,21 @@ class ForwardPass {
   // kRows row pairs of `e`, if it is one.
   template <FusedMode kMode, int kRows>
   HWY_INLINE void ScoreStep(const Strip& next, int64_t i, const ExpBlock& e) {
-    const bool plain = maxima_.InExponentials(kMode) && e.transformed;
+    // Of scores: those with bias are not times log2(e).
+    constexpr FusedMode kTransformed =
+        kMode == FusedMode::kBias ? FusedMode::kGeneral : FusedMode::kPlain;
+    const bool transformed = kMode != FusedMode::kPlain && e.transformed;
     if (i >= next.count) {
       using Order = ScoreRowOrder<kSteps, kRows>;
-      if (plain) {
-        ExpAll<Variant, FusedMode::kPlain, Order>(exp_, e);
+      if (transformed) {
+        ExpAll<Variant, kTransformed, Order>(exp_, e);
       } else {
         ExpAll<Variant, kMode, Order>(exp_, e);
       }
     } else if (kRows == 16 && e.s == nullptr) {
       ScoresOf<FusedMode::kNone, kRows>(next, i, e);
-    } else if (plain) {
-      ScoresOf<FusedMode::kPlain, kRows>(next, i, e);
+    } else if (transformed) {
+      ScoresOf<kTransformed, kRows>(next, i, e);
     } else {
       ScoresOf<kMode, kRows>(next, i, e);
     }
@@ -228,11 +233,10 @@ class ForwardPass {
   }
 
   // What S of a strip needs before its exponentials can be taken, a quarter of
-  // a sub-block at a time between the tile products of O: its maxima, the
-  // scores in place of S, dropout's bits.
+  // a sub-block at a time between the tile products of O: bias, dropout's bits.
   template <FusedMode kMode>
   struct StripWork {
-    StripWork(ForwardPass& of, const Strip& strip, int64_t steps)
+    StripWork(ForwardPass& of, Strip& strip, int64_t steps)
         : pass(of),
           strip(strip),
           parts(4 * strip.count),
@@ -247,17 +251,17 @@ class ForwardPass {
       while (part < parts) Step();
     }
     ForwardPass& pass;
-    const Strip& strip;
+    Strip& strip;
     const int64_t parts;
     const int64_t each;
     int64_t part = 0;
   };
 
   // O of `current`, and all that S of `next` needs, with the maxima there are
-  // if `keep`. Each may be no strip.
+  // where they may be kept and `may_keep`. Each may be no strip.
   template <FusedMode kMode>
-  void ValuesAndMaxima(const Strip& current, const Strip& next, bool keep) {
-    maxima_.Begin(keep);
+  void ValuesAndMaxima(const Strip& current, Strip& next, bool may_keep) {
+    bool keep = false;
     // Else the first product of O stores what is pending of S, as the first one
     // of S does with O (waiting for them: 3-5% at D 64 and 128).
     if (current.query < 0 || v_.pairs() == 0) Flush();
@@ -265,26 +269,40 @@ class ForwardPass {
       StripWork<kMode> work(*this, next, v_.pairs() * current.count);
       if (current.query >= 0) Values(current, work);
       work.Finish();
+      RestoreScores(next);
+      keep = may_keep && maxima_.template MayKeep<kMode>(next);
     } else {
+      keep = may_keep && maxima_.template MayKeep<kMode>(next);
       if constexpr (kMayBeEarly<kMode>) {
         early_ = keep && AreAlike(current, next);
         if (early_) ValuesAndExponentials<kMode>(current, next);
       }
       NoSideWork side;
       if (!early_ && current.query >= 0) Values(current, side);
-      maxima_.template See<kMode>(next, 0, next.count);
     }
+    maxima_.Begin(keep);
+    maxima_.template See<kMode>(next);
     // Kept for the same queries, maxima stay what they are.
     if (next.query < 0 || (keep && next.query == current.query)) return;
     __m512 alpha[2];
-    if (maxima_.template Raise<kMode>(next.query, alpha) && !v_.Starts(next)) {
+    if (maxima_.Raise(next.query, alpha) && !v_.Starts(next)) {
       Flush();
       ScaleQueries<Tiles>(v_.Output(next.query), 4 * v_.pairs(), alpha);
     }
   }
 
+  // S of sub-blocks whose bias has turned out to need more care.
+  void RestoreScores(Strip& strip) {
+    for (int64_t i = 0; i < strip.count; ++i) {
+      if (strip.sum[i] != SumState::kPartOfBias) continue;
+      ScoresOf<FusedMode::kNone, 16>(strip, i, ExpBlock());
+      Flush();
+      strip.sum[i] = SumState::kNone;
+    }
+  }
+
   template <FusedMode kMode>
-  HWY_NOINLINE void Part(const Strip& strip, int64_t i, int64_t quarter) {
+  HWY_NOINLINE void Part(Strip& strip, int64_t i, int64_t quarter) {
     if (dropout_.given()) {
       for (int half = 0; half < 2; ++half) {
         dropout_.Draw(32 * strip.key[i] + 8 * quarter,
@@ -294,9 +312,8 @@ class ForwardPass {
     }
     if (kMode == FusedMode::kBias) {
       for (int n = 0; n < 4; ++n) fetch_.Step();
-      if (maxima_.SeeBiasQuarter(strip, i, quarter)) return;
+      maxima_.AddBias(strip, i, quarter);
     }
-    if (quarter == 0) maxima_.template See<kMode>(strip, i, i + 1);
   }
 
   // O^T += V^T P^T of a strip.
@@ -355,7 +372,7 @@ class ForwardPass {
   const DropoutBits dropout_;
   StreamFetch fetch_;  // of bias_stream
   StripMaxima<Variant> maxima_;
-  alignas(64) float lifted_[32];  // ExpBlock::max with ALiBi
+  alignas(64) float other_max_[32];  // ExpBlock::max, unless maxima_'s
   // Of the strip whose exponentials are due: what they sum to so far, its turn
   // (PairPlace), and whether those of kEarly sub-blocks have been taken.
   alignas(64) float sum_[32] = {};

@@ -19,7 +19,8 @@ struct ExpBlock {
   const uint16_t* keep = nullptr;  // of dropout, bits of 32 queries a key
   float scale = 0.0f;              // of what is in s, times log2(e)
   bool transformed = false;        // TransformScores has been over s
-  // Of the 32 queries, times log2(e) and with ExpOrigin unless kMode is kBias.
+  // Of the 32 queries, times log2(e) and with ExpOrigin unless kMode is
+  // kGeneral.
   // With kAlibi, in whose sub-blocks all queries are on one side of all keys,
   // of row 0, and what each row adds.
   const float* max = nullptr;
@@ -50,8 +51,8 @@ struct RowPairVectors {
 };
 
 // The first half of the work on a row pair of S, up to what is taken the
-// exponential of. kBias: S holds the scores; kAlibi, kSoftcap: their option is
-// worked in here.
+// exponential of. kGeneral: S holds the scores, with any options; kAlibi,
+// kSoftcap: their option is worked in here; kBias: it is in S.
 template <class Variant, FusedMode kMode>
 HWY_INLINE void Exponents(const ExpState& state, const ExpBlock& b, int pair,
                           __m512 scale, __m512 max0, __m512 max1,
@@ -63,7 +64,7 @@ HWY_INLINE void Exponents(const ExpState& state, const ExpBlock& b, int pair,
     for (int h = 0; h < 2; ++h) {
       const __m512 x = _mm512_load_ps(s + h * kTileBytes + r * 64);
       const __m512 max = h == 0 ? max0 : max1;
-      if constexpr (kMode == FusedMode::kBias) {
+      if constexpr (kMode == FusedMode::kGeneral) {
         // (S - max) log2(e), see InLog2.
         out.x[r][h] = _mm512_fmsub_ps(_mm512_sub_ps(x, max), scale,
                                       _mm512_set1_ps(ExpOrigin<Variant>()));
@@ -148,7 +149,7 @@ struct ExpRows {
     sum1 = _mm512_loadu_ps(state.sum + 16);
   }
   HWY_INLINE void Take(int i) {
-    if constexpr (kMode == FusedMode::kBias) {
+    if constexpr (kMode == FusedMode::kBias || kMode == FusedMode::kGeneral) {
       if (b.fetch != nullptr) b.fetch->Step();
     }
     RowPairVectors exponents;

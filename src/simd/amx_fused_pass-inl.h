@@ -227,7 +227,9 @@ HWY_INLINE void FuseOptionsRowPair(const FusedContext& c, const FusedBlock& b,
                                    int pair, __m512 scale, __m512 lse0,
                                    __m512 lse1) {
   const int row = 2 * pair;
-  if (Has<kMode>(kHasBias, c.options)) b.fetch->Step();
+  if (kMode == FusedMode::kGeneral && (c.options & kHasBias) != 0) {
+    b.fetch->Step();
+  }
   __m512 p00, p01, p10, p11, d00, d01, d10, d11;
   FuseOptions<Variant, kMode>(c, b, row, 0, scale, lse0, p00, d00);
   FuseOptions<Variant, kMode>(c, b, row, 1, scale, lse1, p01, d01);

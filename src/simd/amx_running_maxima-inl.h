@@ -34,13 +34,12 @@ HWY_INLINE bool SumsAreLow(const float* sum) {
 // Moves the maxima `m` of 32 queries on to `seen` times `scale`, and the sums
 // `l` with them. A maximum stays where it is until the scores exceed it by 5.5
 // (P <= 2^8): any reference serves as well, and the accumulator is seldom
-// scaled. Writes the maxima times `unit`, 0 for queries that have seen nothing,
-// and `origin` more to `max`. Returns whether the accumulator is to be
+// scaled. Writes the maxima times log2(e), 0 for queries that have seen
+// nothing, and `origin` more to `max`. Returns whether the accumulator is to be
 // multiplied by `alpha`.
-HWY_INLINE bool RaiseMaxima(const float* seen, float scale, float unit,
-                            float origin, float* HWY_RESTRICT m,
-                            float* HWY_RESTRICT l, float* HWY_RESTRICT max,
-                            __m512 (&alpha)[2]) {
+HWY_INLINE bool RaiseMaxima(const float* seen, float scale, float origin,
+                            float* HWY_RESTRICT m, float* HWY_RESTRICT l,
+                            float* HWY_RESTRICT max, __m512 (&alpha)[2]) {
   bool scaled = false;
   for (int h = 0; h < 2; ++h) {
     const __m512 old = _mm512_loadu_ps(m + 16 * h);
@@ -65,8 +64,9 @@ HWY_INLINE bool RaiseMaxima(const float* seen, float scale, float unit,
         _mm512_cmp_ps_mask(now, _mm512_set1_ps(-HUGE_VALF), _CMP_NEQ_UQ);
     _mm512_storeu_ps(
         max + 16 * h,
-        _mm512_add_ps(_mm512_maskz_mul_ps(seen_any, now, _mm512_set1_ps(unit)),
-                      _mm512_set1_ps(origin)));
+        _mm512_add_ps(
+            _mm512_maskz_mul_ps(seen_any, now, _mm512_set1_ps(kLog2E<float>)),
+            _mm512_set1_ps(origin)));
   }
   return scaled;
 }

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "src/simd/amx_layout.h"
 #include "src/simd/amx_tile-inl.h"
 #include "src/simd/amx_transpose-inl.h"
 #include "src/simd/engine.h"
@@ -32,35 +33,41 @@ struct StreamPart {
   StagedShape shape;
 };
 
-// Asks for the rows of a stream a line at a time, between tile products. All at
-// once they would take all of L1's fill buffers, for which the tile loads then
-// wait (bias of 32 x 32: 900 cycles).
+// Asks for the rows of a stream a few lines at a time, between tile products.
+// All of 32 x 32 at once they would take all of L1's fill buffers, for which
+// the tile loads then wait (900 cycles); and rows are most often pages apart,
+// more of them than the first-level TLB holds, so that each visit costs too.
 class StreamFetch {
  public:
-  // `keys` x `queries` panels from panel (key, query) on.
-  void Begin(const ScoreStream& s, int64_t key, int64_t keys, int64_t query,
-             int64_t queries) {
+  // `keys` x `queries` panels from panel (key, query) on, row after row of
+  // `width` of the key panels.
+  void Begin(const ScoreStream& s, int64_t key, int64_t keys, int64_t width,
+             int64_t query, int64_t queries) {
     left_ = 0;
     if (!s.given() || s.matrix.key_stride != 1) return;
     const int64_t size = static_cast<int64_t>(SizeOf(s.matrix.dtype));
     rows_ = std::min(32 * queries, s.queries - 32 * query);
-    const int64_t chunks = std::min(keys, (s.keys - 32 * key + 31) / 32);
-    if (rows_ <= 0 || chunks <= 0) return;
+    const int64_t bytes = std::min(32 * keys, s.keys - 32 * key) * size;
+    if (rows_ <= 0 || bytes <= 0) return;
     stride_ = s.matrix.query_stride * size;
     if (stride_ == 0) rows_ = 1;
-    chunk_ = 32 * size;
+    chunk_ = 32 * width * size;
     at_ = static_cast<const char*>(s.matrix.data) + 32 * query * stride_ +
-          key * chunk_;
+          32 * key * size;
     row_ = 0;
-    left_ = rows_ * chunks;
+    left_ = rows_ * ((bytes + chunk_ - 1) / chunk_);
   }
   HWY_INLINE void Step() {
     if (left_ == 0) return;
     --left_;
-    // 32 elements of 4 bytes may touch three lines; the middle one comes with
-    // the first.
     _mm_prefetch(at_, _MM_HINT_T1);
     _mm_prefetch(at_ + chunk_ - 1, _MM_HINT_T1);
+    if (chunk_ > 128) {
+      // Four lines, if a row begins with one; without a loop, since this stands
+      // in the code in many places.
+      _mm_prefetch(at_ + 85, _MM_HINT_T1);
+      _mm_prefetch(at_ + 170, _MM_HINT_T1);
+    }
     at_ += stride_;
     if (++row_ == rows_) {
       row_ = 0;
@@ -74,16 +81,20 @@ class StreamFetch {
  private:
   const char* at_ = nullptr;
   int64_t stride_ = 0;  // bytes
-  int64_t chunk_ = 0;   // bytes of 32 keys
+  int64_t chunk_ = 0;   // bytes of a row that are asked for at once
   int64_t rows_ = 0;
   int64_t row_ = 0;
   int64_t left_ = 0;
 };
 
-// Whole parts in f32 with keys side by side: no padding, no conversion.
+// No padding, and keys side by side.
+HWY_INLINE bool IsWhole(const StreamPart& p) {
+  return p.matrix.key_stride == 1 && p.shape.queries == 32 &&
+         p.shape.keys == 32;
+}
+// The same in f32: no conversion.
 HWY_INLINE bool IsPlain(const StreamPart& p) {
-  return p.matrix.dtype == DType::kF32 && p.matrix.key_stride == 1 &&
-         p.shape.queries == 32 && p.shape.keys == 32;
+  return p.matrix.dtype == DType::kF32 && IsWhole(p);
 }
 
 HWY_INLINE void TakePart(const ScoreStream& s, int64_t key, int64_t query,
@@ -101,6 +112,35 @@ HWY_INLINE void TakePart(const ScoreStream& s, int64_t key, int64_t query,
                   v);
       for (int c = 0; c < 16; ++c) {
         _mm512_store_ps(staged + 32 * (j + c) + i, v[c]);
+      }
+    }
+  }
+}
+
+// Whether GivePairs will do: what is given is what the products take.
+HWY_INLINE bool TakesPairs(const ScoreStream& s, int64_t key, int64_t query) {
+  const StreamPart p(s, key, query);
+  return !s.add && IsWhole(p) && p.matrix.dtype == DType::kBF16;
+}
+
+// From dS as right operand, rows of key pairs `row_bytes` apart.
+HWY_INLINE void GivePairs(const ScoreStream& s, int64_t key, int64_t query,
+                          const uint8_t* pairs, int64_t row_bytes) {
+  const StreamPart p(s, key, query);
+  uint16_t* const out =
+      static_cast<uint16_t*>(const_cast<void*>(p.matrix.data));
+  const int64_t stride = p.matrix.query_stride;
+  const bool lines =
+      reinterpret_cast<uintptr_t>(out) % 64 == 0 && stride % 32 == 0;
+  for (int64_t half = 0; half < 2; ++half) {
+    __m512 v[16];
+    LoadColumns(pairs + 64 * half, row_bytes, v);
+    for (int c = 0; c < 16; ++c) {
+      uint16_t* const to = out + amx::QueryOfLane(half, c) * stride;
+      if (lines) {
+        _mm512_stream_ps(reinterpret_cast<float*>(to), v[c]);
+      } else {
+        _mm512_storeu_ps(to, v[c]);
       }
     }
   }

@@ -15,6 +15,13 @@ namespace fa2::simd::HWY_NAMESPACE {
 
 inline constexpr int64_t kMostStripPanels = 8;
 
+// What S of a sub-block holds besides products, see BiasOfProducts.
+enum class SumState : uint8_t {
+  kNone,
+  kBias,
+  kPartOfBias,  // and is of no use
+};
+
 // Up to kMostStripPanels sub-blocks of one query panel, none of them hidden,
 // within one chunk of keys.
 struct Strip {
@@ -23,7 +30,8 @@ struct Strip {
   int64_t in_chunk = 0;
   int64_t count = 0;
   int64_t key[kMostStripPanels] = {};  // panels
-  bool first = false;                  // of its query panel
+  SumState sum[kMostStripPanels] = {};
+  bool first = false;  // of its query panel
   // No hidden sub-blocks between those of the strip.
   bool unbroken() const { return key[count - 1] - key[0] == count - 1; }
 };
@@ -54,6 +62,7 @@ class StripCursor {
           chunk_end_ = std::min(key_ + chunk_, keys_);
         }
         if (!sub_blocks_[key_ * queries_ + query_].hidden()) {
+          strip.sum[strip.count] = SumState::kNone;
           strip.key[strip.count++] = key_;
         }
         ++key_;

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "src/simd/amx_alibi-inl.h"
+#include "src/simd/amx_bias-inl.h"
 #include "src/simd/amx_elements-inl.h"
 #include "src/simd/amx_running_maxima-inl.h"
 #include "src/simd/amx_stream-inl.h"
@@ -80,30 +81,6 @@ HWY_NOINLINE void TransformScores(const ScoreFactors& factors, int given,
   }
 }
 
-// S scale + bias of 16 keys x 16 queries, all visible but where bias is -inf,
-// in place; rows of `bias` are queries. Maxima of the columns join `max`.
-HWY_NOINLINE inline void AddBiasSquare(const float* bias, int64_t stride,
-                                       float scale, uint8_t* s, float* max) {
-  __m512 v[16];
-  LoadColumns(bias, 4 * stride, v);
-  const __m512 factor = _mm512_set1_ps(scale);
-  __m512 max0 = _mm512_load_ps(max);
-  __m512 max1 = _mm512_set1_ps(-HUGE_VALF);
-  for (int r = 0; r < 16; r += 2) {
-    const auto add = [&](int row, __m512 most) HWY_ATTR {
-      const __mmask16 visible =
-          _mm512_cmp_ps_mask(v[row], _mm512_set1_ps(-HUGE_VALF), _CMP_NEQ_UQ);
-      const __m512 x = _mm512_mask3_fmadd_ps(_mm512_load_ps(s + 64 * row),
-                                             factor, v[row], visible);
-      _mm512_store_ps(s + 64 * row, x);
-      return _mm512_max_ps(x, most);
-    };
-    max0 = add(r, max0);
-    max1 = add(r + 1, max1);
-  }
-  _mm512_store_ps(max, _mm512_max_ps(max0, max1));
-}
-
 // The maxima of the 32 queries of the strip at hand. kMode: that of the
 // exponentials to come.
 template <class Variant>
@@ -123,6 +100,7 @@ class StripMaxima {
         // A negative scale turns maxima of products into minima.
         mode_(block.score.scale > 0.0 ? ModeOf(given_) : FusedMode::kGeneral),
         factors_(block.score, 1.0),
+        products_bias_(block.score),
         scale_(mode_ == FusedMode::kPlain ? factors_.scale : 1.0f),
         alibi_(block.score) {}
 
@@ -130,22 +108,25 @@ class StripMaxima {
   const AlibiMaxima& alibi() const { return alibi_; }
   // S of sub-block i of the strip.
   uint8_t* ScoreTile(int64_t i) const { return s_ + i * 4 * kTileBytes; }
-  // What is subtracted in the exponentials, in their unit.
+  // What is subtracted in the exponentials, times log2(e) and with ExpOrigin.
   const float* max() const { return max_; }
+  // The same as the scores are, 0 for queries that have seen nothing.
+  const float* NaturalMax(int64_t query, float* natural) const {
+    const float* m = static_cast<const float*>(b_.row_max) + 32 * query;
+    for (int i = 0; i < 32; ++i) natural[i] = m[i] == -HUGE_VALF ? 0.0f : m[i];
+    return natural;
+  }
   // The strip's own maxima have not been looked for.
   bool kept() const { return kept_; }
 
-  // The option is worked in with the exponentials, where all is visible.
-  static constexpr bool InExponentials(FusedMode mode) {
-    return mode == FusedMode::kAlibi || mode == FusedMode::kSoftcap;
-  }
-
-  // Whether S of a sub-block is replaced by the scores before exponentials are
-  // taken.
+  // Whether S of the strip's sub-block i is replaced by the scores before
+  // exponentials are taken. Where all is visible, kAlibi and kSoftcap are
+  // worked in with these, and S may have its bias.
   template <FusedMode kMode>
-  bool Transforms(int64_t key, int64_t query) const {
-    if (kMode == FusedMode::kBias) return true;
-    if (!InExponentials(kMode)) return false;
+  bool Transforms(const Strip& strip, int64_t i) const {
+    if (kMode == FusedMode::kPlain) return false;
+    if (kMode == FusedMode::kBias) return strip.sum[i] != SumState::kBias;
+    const int64_t key = strip.key[i], query = strip.query;
     if (!At(key, query).visible()) return true;
     return kMode == FusedMode::kAlibi && !alibi_.OneSided(key, query);
   }
@@ -160,7 +141,7 @@ class StripMaxima {
     if (!may_keep_) return false;
     for (int64_t i = 0; i < strip.count; ++i) {
       if (!At(strip.key[i], strip.query).visible() ||
-          Transforms<kMode>(strip.key[i], strip.query)) {
+          Transforms<kMode>(strip, i)) {
         return false;
       }
     }
@@ -180,49 +161,41 @@ class StripMaxima {
     }
   }
 
-  // Sub-blocks [first, last) of the strip.
   template <FusedMode kMode>
-  HWY_INLINE void See(const Strip& strip, int64_t first, int64_t last) {
+  HWY_INLINE void See(const Strip& strip) {
     if (kept_) return;
     __m512 max[4];
     NoMaxima(max);
-    for (int64_t i = first; i < last; ++i) {
+    for (int64_t i = 0; i < strip.count; ++i) {
       SubBlockMaxima<kMode>(strip, i, max);
     }
     for (int h = 0; h < 2; ++h) {
       _mm512_store_ps(seen_ + 16 * h,
-                      _mm512_max_ps(_mm512_max_ps(max[2 * h], max[2 * h + 1]),
-                                    _mm512_load_ps(seen_ + 16 * h)));
+                      _mm512_max_ps(max[2 * h], max[2 * h + 1]));
     }
   }
 
-  // A quarter of sub-block i where all there is to do is to add a bias that
-  // lies as this wants it, else nothing: whether it was so.
-  bool SeeBiasQuarter(const Strip& strip, int64_t i, int64_t quarter) {
+  // Adds a quarter of the bias of sub-block i to S, if that is all there is to
+  // do.
+  void AddBias(Strip& strip, int64_t i, int64_t quarter) const {
     const int64_t key = strip.key[i], query = strip.query;
-    const ScoreStream& bias = b_.score.bias_stream;
-    if (mode_ != FusedMode::kBias || !At(key, query).visible() ||
-        !bias.given()) {
-      return false;
+    SumState& sum = strip.sum[i];
+    if (mode_ != FusedMode::kBias) return;
+    if (quarter == 0) {
+      const bool fits =
+          At(key, query).visible() && products_bias_.Fits(key, query);
+      sum = fits ? SumState::kBias : SumState::kNone;
     }
-    const StreamPart part(bias, key, query);
-    if (!IsPlain(part)) return false;
-    const int64_t k = quarter / 2, q = quarter % 2;
-    const int64_t stride = part.matrix.query_stride;
-    AddBiasSquare(
-        static_cast<const float*>(part.matrix.data) + 16 * (q * stride + k),
-        stride, factors_.scale, ScoreTile(i) + (2 * k + q) * kTileBytes,
-        seen_ + 16 * q);
-    return true;
+    if (sum == SumState::kBias &&
+        !products_bias_.template Put<true>(key, query, quarter, ScoreTile(i))) {
+      sum = SumState::kPartOfBias;
+    }
   }
 
   // Moves the running maxima on. Whether what has been summed for the queries
   // is to be multiplied by `alpha`.
-  template <FusedMode kMode>
   bool Raise(int64_t query, __m512 (&alpha)[2]) {
-    constexpr bool kInLog2 = kMode != FusedMode::kBias;
-    return RaiseMaxima(seen_, scale_, kInLog2 ? kLog2E<float> : 1.0f,
-                       kInLog2 ? ExpOrigin<Variant>() : 0.0f,
+    return RaiseMaxima(seen_, scale_, ExpOrigin<Variant>(),
                        static_cast<float*>(b_.row_max) + 32 * query,
                        static_cast<float*>(b_.row_sum) + 32 * query, max_,
                        alpha);
@@ -252,10 +225,10 @@ class StripMaxima {
                                  __m512 (&max)[4]) const {
     const int64_t key = strip.key[i], query = strip.query;
     const SubBlock& sub = At(key, query);
-    if (Transforms<kMode>(key, query) || !sub.visible()) {
+    if (Transforms<kMode>(strip, i) || !sub.visible()) {
       return Transform(sub, ScoreTile(i), key, query, max);
     }
-    if (!InExponentials(kMode)) return ColumnMaxima(ScoreTile(i), max);
+    if (kMode == FusedMode::kPlain) return ColumnMaxima(ScoreTile(i), max);
     __m512 products[4];
     NoMaxima(products);
     ColumnMaxima(ScoreTile(i), products);
@@ -271,6 +244,9 @@ class StripMaxima {
   __m512 Bound(__m512 product, int64_t key, int64_t query, int half) const {
     if (kMode == FusedMode::kAlibi) {
       return alibi_.Bound(product, key, query, half);
+    }
+    if (kMode == FusedMode::kBias) {
+      return _mm512_mul_ps(product, _mm512_set1_ps(factors_.scale));
     }
     return _mm512_mul_ps(TanhOfSteps(_mm512_mul_ps(
                              product, _mm512_set1_ps(factors_.into_steps))),
@@ -328,6 +304,7 @@ class StripMaxima {
   const int given_;
   const FusedMode mode_;
   const ScoreFactors factors_;
+  const BiasOfProducts products_bias_;
   const float scale_;  // of seen_
   const AlibiMaxima alibi_;
   alignas(64) float seen_[32];
