@@ -84,6 +84,23 @@ bool ParseSize(const std::string& part, AttentionCase* c) {
   return true;
 }
 
+// "bias", "dbias", "bias_bf16".
+bool ParseBias(const std::string& part, AttentionCase* c) {
+  const size_t end = part.find('_');
+  const std::string word = part.substr(0, end);
+  if (word != "bias" && word != "dbias") return false;
+  c->bias = true;
+  c->dbias = word == "dbias";
+  if (end == std::string::npos) return true;
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF64}) {
+    if (part.substr(end + 1) == NameOf(dtype)) {
+      c->bias_dtype = dtype;
+      return true;
+    }
+  }
+  return false;
+}
+
 bool ParseWord(const std::string& part, AttentionCase* c) {
   for (const Pass pass : {Pass::kForward, Pass::kBackward, Pass::kBoth}) {
     if (part == PassName(pass)) {
@@ -106,10 +123,6 @@ bool ParseWord(const std::string& part, AttentionCase* c) {
     c->precision = Precision::kHigh;
   } else if (part == "exact") {
     c->precision = Precision::kExact;
-  } else if (part == "bias") {
-    c->bias = true;
-  } else if (part == "dbias") {
-    c->bias = c->dbias = true;
   } else if (part == "mask") {
     c->mask = true;
   } else if (part == "dropout") {
@@ -121,7 +134,7 @@ bool ParseWord(const std::string& part, AttentionCase* c) {
   } else if (part == "sinks") {
     c->sinks = true;
   } else {
-    return false;
+    return ParseBias(part, c);
   }
   return true;
 }
@@ -225,17 +238,21 @@ std::vector<AttentionCase> PaperSuite() {
   return cases;
 }
 
+// Blanks between them.
+constexpr char kOptionCases[] =
+    "N2048 N2048/bias N2048/dbias N2048/bias_bf16 N2048/dbias_bf16 N2048/mask "
+    "N2048/dropout N2048/softcap N2048/alibi N2048/sinks N2048/exact "
+    "N16384/H1/causal N16384/H1/window256 B8/N512 packed512x8 B8/N512/causal "
+    "packed512x8/causal N3091 packed3000-700-200-150-20-10-8x2 N3091/causal "
+    "packed3000-700-200-150-20-10-8x2/causal";
+
 std::vector<AttentionCase> OptionsSuite() {
   std::vector<AttentionCase> cases;
   for (const char* pass : {"forward", "backward"}) {
     for (const char* dtype : {"bf16", "f32"}) {
-      for (const char* options :
-           {"N2048", "N2048/bias", "N2048/dbias", "N2048/mask", "N2048/dropout",
-            "N2048/softcap", "N2048/alibi", "N2048/sinks", "N2048/exact",
-            "N16384/H1/causal", "N16384/H1/window256", "B8/N512", "packed512x8",
-            "B8/N512/causal", "packed512x8/causal", "N3091",
-            "packed3000-700-200-150-20-10-8x2", "N3091/causal",
-            "packed3000-700-200-150-20-10-8x2/causal"}) {
+      std::istringstream all(kOptionCases);
+      std::string options;
+      while (all >> options) {
         AttentionCase c;
         c.heads = 4;
         std::string error;
@@ -307,10 +324,9 @@ std::string AttentionCase::Name() const {
   if (precision == Precision::kHigh) name << "/high";
   if (precision == Precision::kExact) name << "/exact";
   if (window > 0) name << "/window" << window;
-  if (dbias) {
-    name << "/dbias";
-  } else if (bias) {
-    name << "/bias";
+  if (bias) {
+    name << (dbias ? "/dbias" : "/bias");
+    if (bias_dtype != DType::kF32) name << '_' << NameOf(bias_dtype);
   }
   if (mask) name << "/mask";
   if (dropout) name << "/dropout";
@@ -334,8 +350,8 @@ bool ParseCase(const std::string& name, AttentionCase* result,
              "\" is unknown; it must be like one of forward, backward, both, "
              "bf16, f16, f32, f64, B1, H8, KV2, N2048, N512x1024, "
              "packed700-20x3, D128, full, "
-             "causal, T1, T0, fast, high, exact, window256, bias, dbias, mask, "
-             "dropout, softcap, alibi, sinks";
+             "causal, T1, T0, fast, high, exact, window256, bias, dbias, "
+             "bias_bf16, mask, dropout, softcap, alibi, sinks";
     return false;
   }
   if (c.kv_heads == 0) c.kv_heads = c.heads;

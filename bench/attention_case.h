@@ -28,9 +28,10 @@ struct AttentionCase {
   // Lengths of the sequences of one packed batch, instead of batch, queries and
   // keys: of both queries and keys.
   std::vector<int64_t> packed;
-  bool bias = false;   // f32 [1, heads, queries, keys]
+  bool bias = false;   // [1, heads, queries, keys]
   bool dbias = false;  // and its gradient
-  bool mask = false;   // boolean [1, 1, queries, keys], all visible
+  DType bias_dtype = DType::kF32;
+  bool mask = false;  // boolean [1, 1, queries, keys], all visible
   bool dropout = false;
   bool softcap = false;
   bool alibi = false;
@@ -43,7 +44,8 @@ struct AttentionCase {
   int64_t TotalQueries() const;  // of an element of the batch, or packed
   int64_t TotalKeys() const;
   // "backward/bf16/B1/H8/KV8/N2048/D128/causal/T1", options behind; queries and
-  // keys that differ as "N512x1024"; "packed700-20x3" is four sequences.
+  // keys that differ as "N512x1024"; "packed700-20x3" is four sequences;
+  // "bias_bf16" is one of another dtype than f32.
   std::string Name() const;
 };
 

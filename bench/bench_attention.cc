@@ -131,7 +131,7 @@ struct Problem {
           *std::max_element(c.packed.begin(), c.packed.end());
     }
     if (c.bias) {
-      options.bias = Add(DType::kF32, 1, h, queries, keys);
+      options.bias = Add(c.bias_dtype, 1, h, queries, keys);
     } else if (c.mask) {
       options.bias = Add(DType::kBool, 1, 1, queries, keys);
     }
@@ -164,7 +164,7 @@ struct Problem {
     backward.dq = Add(t, b, h, queries, c.head_dim);
     backward.dk = Add(t, b, kv, keys, c.head_dim);
     backward.dv = Add(t, b, kv, keys, c.head_dim);
-    if (c.dbias) backward.dbias = Add(DType::kF32, 1, h, queries, keys);
+    if (c.dbias) backward.dbias = Add(c.bias_dtype, 1, h, queries, keys);
     if (c.sinks) backward.dsinks = Add(DType::kF32, 1, h, 1, 1);
     backward.options = options;
   }
