@@ -4,6 +4,7 @@
     bench/compare_pytorch.py --quick                      about five minutes
     bench/compare_pytorch.py                              the whole matrix: hours
     bench/compare_pytorch.py --suite fa2-paper            the FlashAttention-2 paper's setting, with its plot
+    bench/compare_pytorch.py --suite options              attn_mask, its gradient, dropout
     bench/compare_pytorch.py --case backward/bf16/B1/H8/KV8/N2048/D128/causal/T1
     bench/compare_pytorch.py --filter 'backward/bf16.*D128'
 
@@ -16,9 +17,10 @@ the median of the rounds' ratios with the middle half of them. Every case is sav
 measured (OUT.json), and cases that OUT.json already holds are not measured again, so a run that was
 cut short goes on where it stopped. OUT.md is the table, OUT.png the plot (with matplotlib).
 
-PyTorch runs its own fused kernel (flash_attention_for_cpu) for all cases here; grouped heads use
-enable_gqa. Both sides read and write dense [B, H, N, D] arrays, compute all of dQ, dK, dV, and
-gradients have the inputs' dtype.
+PyTorch runs its own fused kernel (flash_attention_for_cpu) for all cases but a mask's gradient and
+dropout, for which it has none; grouped heads use enable_gqa. Both sides read and write dense
+[B, H, N, D] arrays, compute all of dQ, dK, dV, and gradients have the inputs' dtype. A mask is
+additive, [1, H, N, N] in the inputs' dtype.
 """
 
 import argparse
@@ -34,6 +36,7 @@ import sys
 import time
 
 CORES = len(os.sched_getaffinity(0))
+DROPOUT = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +51,21 @@ class Case:
     head_dim: int = 128
     causal: bool = False
     threads: int = 1
+    option: str = ""  # bias, dbias (its gradient too), dropout
+
+    @property
+    def mask(self):
+        return "causal" if self.causal else "full"
 
     @property
     def name(self):
-        mask = "causal" if self.causal else "full"
-        return (f"{self.direction}/{self.dtype}/B{self.batch}/H{self.heads}/KV{self.kv_heads}/"
-                f"N{self.length}/D{self.head_dim}/{mask}/T{self.threads}")
+        name = (f"{self.direction}/{self.dtype}/B{self.batch}/H{self.heads}/KV{self.kv_heads}/"
+                f"N{self.length}/D{self.head_dim}/{self.mask}/T{self.threads}")
+        if self.option:
+            name += f"/{self.option}"
+        if "bias" in self.option and self.dtype != "f32":
+            name += f"_{self.dtype}"
+        return name
 
     @property
     def flops(self):
@@ -65,12 +77,13 @@ class Case:
     def parse(name):
         match = re.fullmatch(
             r"(forward|backward|both)/(bf16|f16|f32)/B(\d+)/H(\d+)/KV(\d+)/N(\d+)/D(\d+)/"
-            r"(full|causal)/T(\d+)", name)
+            r"(full|causal)/T(\d+)(?:/(dbias|bias|dropout)(?:_\2)?)?", name)
         if match is None:
             sys.exit(f"case {name!r} must look like {Case().name}")
-        direction, dtype, batch, heads, kv_heads, length, head_dim, mask, threads = match.groups()
+        (direction, dtype, batch, heads, kv_heads, length, head_dim, mask, threads,
+         option) = match.groups()
         return Case(direction, dtype, int(batch), int(heads), int(kv_heads), int(length),
-                    int(head_dim), mask == "causal", int(threads) or CORES)
+                    int(head_dim), mask == "causal", int(threads) or CORES, option or "")
 
 
 def thread_counts():
@@ -116,6 +129,21 @@ def paper_suite():
                                causal, CORES)
 
 
+def options_suite():
+    for threads in thread_counts():
+        heads = 4 if threads == 1 else 16
+        for option in ("bias", "dbias", "dropout"):
+            # Where a mask wants its gradient PyTorch's forward is another one too.
+            for direction in ("both",) if option == "dbias" else ("forward", "backward", "both"):
+                for dtype in ("bf16", "f32"):
+                    for head_dim in (64, 128, 256):
+                        yield Case(direction, dtype, 1, heads, heads, 2048, head_dim, False,
+                                   threads, option)
+
+
+SUITES = {"full": full_suite, "fa2-paper": paper_suite, "options": options_suite}
+
+
 class PyTorch:
     """Runs a case with torch.nn.functional.scaled_dot_product_attention."""
 
@@ -131,6 +159,10 @@ class PyTorch:
         self.q, self.k, self.v = (
             tensor(h).requires_grad_() for h in (case.heads, case.kv_heads, case.kv_heads))
         self.dout = tensor(case.heads)
+        self.mask = None
+        if "bias" in case.option:
+            self.mask = torch.randn(1, case.heads, case.length, case.length).to(dtype)
+            self.mask.requires_grad_(case.option == "dbias")
         torch.set_num_threads(case.threads)
         self.out = self.forward()
 
@@ -138,11 +170,14 @@ class PyTorch:
         case = self.case
         options = {} if case.heads == case.kv_heads else {"enable_gqa": True}
         return self.torch.nn.functional.scaled_dot_product_attention(
-            self.q, self.k, self.v, is_causal=case.causal, **options)
+            self.q, self.k, self.v, attn_mask=self.mask, is_causal=case.causal,
+            dropout_p=DROPOUT if case.option == "dropout" else 0.0, **options)
 
     def backward(self, out):
-        return self.torch.autograd.grad(out, (self.q, self.k, self.v), self.dout,
-                                        retain_graph=True)
+        inputs = (self.q, self.k, self.v)
+        if self.case.option == "dbias":
+            inputs += (self.mask,)
+        return self.torch.autograd.grad(out, inputs, self.dout, retain_graph=True)
 
     def run(self):
         if self.case.direction == "forward":
@@ -167,6 +202,10 @@ class Fa2Package:
         self.dout = pytorch.dout
         self.options = {"causal": "top_left" if case.causal else None,
                         "num_threads": case.threads}
+        if pytorch.mask is not None:
+            self.options["bias"] = pytorch.mask.detach()
+        if case.option == "dropout":
+            self.options["dropout_p"] = DROPOUT
         self.out, self.lse = self.forward()
 
     def forward(self):
@@ -174,6 +213,7 @@ class Fa2Package:
 
     def backward(self, out, lse):
         return self.fa2.attention_backward(self.dout, self.q, self.k, self.v, out, lse,
+                                           want_dbias=self.case.option == "dbias",
                                            **self.options)
 
     def run(self):
@@ -188,10 +228,12 @@ class Fa2Package:
         return time_calls(self.run, at_least)
 
     def difference(self, pytorch):
-        """The largest relative L2 difference of out, dq, dk, dv from PyTorch's."""
+        """The largest relative L2 difference of out, dq, dk, dv, dbias from PyTorch's."""
+        if self.case.option == "dropout":
+            return None  # They drop other elements.
         grads = self.backward(self.out, self.lse)
-        pairs = zip((self.out, grads.dq, grads.dk, grads.dv),
-                    (pytorch.out, *pytorch.backward(pytorch.out)))
+        pairs = zip((self.out, grads.dq, grads.dk, grads.dv, grads.dbias),
+                    (pytorch.out.detach(), *pytorch.backward(pytorch.out)))
         return max(float((a.double() - b.double()).norm() / b.double().norm()) for a, b in pairs)
 
     @property
@@ -289,7 +331,7 @@ def markdown(report):
         share = row.get("peak_share")
         lines.append(
             f"| {case.direction} | {case.dtype} | {case.batch}·{case.heads}/{case.kv_heads} | "
-            f"{case.length} | {case.head_dim} | {'causal' if case.causal else 'full'} | "
+            f"{case.length} | {case.head_dim} | {case.mask} {case.option} | "
             f"{case.threads} | {row['fa2_gflops']:.0f} | {row['pytorch_gflops']:.0f} | "
             f"**{row['speedup']:.2f}** ({row['speedup_low']:.2f}–{row['speedup_high']:.2f}) | "
             f"{'' if share is None else format(share, '.2f')} |")
@@ -334,14 +376,15 @@ def plot_speedups(report, path):
             lines = {}
             for case, row in rows:
                 if (case.dtype, case.threads, case.direction) == (dtype, threads, direction):
-                    key = (case.head_dim, case.causal, case.heads // case.kv_heads)
+                    key = (case.head_dim, case.causal, case.heads // case.kv_heads, case.option)
                     lines.setdefault(key, []).append((case.length, row["speedup"]))
-            for (head_dim, causal, group), points in sorted(lines.items()):
+            for (head_dim, causal, group, option), points in sorted(lines.items()):
                 points.sort()
                 axis.plot([n for n, _ in points], [s for _, s in points],
-                          marker="o" if group == 1 else "x", linestyle="--" if causal else "-",
+                          marker={"dbias": "^", "dropout": "s"}.get(option, "o" if group == 1 else "x"),
+                          linestyle="--" if causal else "-",
                           color=f"C{(64, 128, 256).index(head_dim) if head_dim in (64, 128, 256) else 3}",
-                          label=f"D {head_dim}{' causal' if causal else ''}"
+                          label=f"D {head_dim} {option}{' causal' if causal else ''}"
                                 f"{'' if group == 1 else f' GQA {group}:1'}")
             axis.axhline(1, color="gray", linewidth=0.8)
             axis.set(title=f"{direction}, {dtype}, {threads} thread{'s' if threads > 1 else ''}",
@@ -373,7 +416,7 @@ def save(report, out, plot):
 def parse_arguments():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", choices=("full", "fa2-paper"), default="full")
+    parser.add_argument("--suite", choices=tuple(SUITES), default="full")
     parser.add_argument("--quick", action="store_true", help="a short list of cases")
     parser.add_argument("--case", action="append", help="this case only; may be repeated")
     parser.add_argument("--filter", default="", help="only cases that match this regular expression")
@@ -414,9 +457,13 @@ def main():
     if options.case:
         cases = [Case.parse(name) for name in options.case]
     else:
-        suite = quick_suite if options.quick else {"full": full_suite, "fa2-paper": paper_suite}[options.suite]
-        if options.quick and options.suite == "fa2-paper":
+        suite = SUITES[options.suite]
+        if options.quick and options.suite == "full":
+            suite = quick_suite
+        elif options.quick and options.suite == "fa2-paper":
             suite = lambda: (c for c in paper_suite() if c.length in (512, 2048, 8192))  # noqa: E731
+        elif options.quick:
+            suite = lambda: (c for c in options_suite() if c.dtype == "bf16")  # noqa: E731
         cases = [c for c in suite() if re.search(options.filter, c.name)]
 
     report = {"cpu": cpu_name(), "cores": CORES, "pytorch": torch.__version__, "through": through,
