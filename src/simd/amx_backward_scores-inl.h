@@ -7,7 +7,6 @@
 #ifndef FA2_SRC_SIMD_AMX_BACKWARD_SCORES_INL_H_
 #define FA2_SRC_SIMD_AMX_BACKWARD_SCORES_INL_H_
 
-#include "src/simd/amx_bias-inl.h"
 #include "src/simd/amx_fused_pass-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -22,8 +21,10 @@ struct ScoreOperands {
   const uint8_t* dout;
   int64_t qk_half;
   int64_t vo_half;
-  const uint8_t* s_start;  // of S, where kStarts: tiles [key half][query half],
-  int64_t s_start_row;     // rows of them so many bytes apart, or all the same
+  // What S starts from, where kStarts: tiles [key half][query half] whose rows
+  // are so many bytes apart (0: one row for all).
+  const uint8_t* s_start;
+  int64_t s_start_row;
   const float* tile_start;  // of dP: -delta, 32 queries
   uint8_t* lead[2][2];      // where the first of both products goes
   uint8_t* follow[2][2];    // and the second of the sub-block before
@@ -35,7 +36,7 @@ struct ScoreOperands {
 // the slots after each tile product, as many as keep pace. kSteps is the head
 // dim / 32 of both products, or 0 for any, read at run time. kLead is the
 // product that comes first, 0 (S) or 1 (dP). kStarts: S starts from
-// ScoreOperands::s_start instead of 0 (0 too where that is of no use).
+// ScoreOperands::s_start, else from 0.
 template <class Variant, int kPanelTiles, FusedMode kMode, int kSteps,
           int kLead, bool kStarts>
 struct ScoreLoop {

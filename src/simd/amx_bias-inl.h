@@ -102,8 +102,8 @@ class BiasOfProducts {
                most, _mm512_set1_epi16(static_cast<short>(kLeast >> 15))) == 0;
   }
 
-  // The keys of a square, of f32. Not one array for all that are put: GCC would
-  // keep it in memory.
+  // The keys of a square, of f32. Not one array for whatever dtype they come
+  // from: GCC would keep it in memory.
   static HWY_INLINE __m512i Bits(__m512 key) {
     return _mm512_castps_si512(key);
   }

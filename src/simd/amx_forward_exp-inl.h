@@ -20,9 +20,8 @@ struct ExpBlock {
   float scale = 0.0f;              // of what is in s, times log2(e)
   bool transformed = false;        // TransformScores has been over s
   // Of the 32 queries, times log2(e) and with ExpOrigin unless kMode is
-  // kGeneral.
-  // With kAlibi, in whose sub-blocks all queries are on one side of all keys,
-  // of row 0, and what each row adds.
+  // kGeneral. With kAlibi, in whose sub-blocks all queries are on one side of
+  // all keys, of row 0, and what each row adds.
   const float* max = nullptr;
   const float* row_penalty = nullptr;
   StreamFetch* fetch = nullptr;  // of bias to come

@@ -161,6 +161,7 @@ class StripMaxima {
     }
   }
 
+  // Looks for the strip's maxima, and replaces S where it Transforms.
   template <FusedMode kMode>
   HWY_INLINE void See(const Strip& strip) {
     if (kept_) return;
