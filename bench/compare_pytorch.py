@@ -77,13 +77,16 @@ class Case:
     def parse(name):
         match = re.fullmatch(
             r"(forward|backward|both)/(bf16|f16|f32)/B(\d+)/H(\d+)/KV(\d+)/N(\d+)/D(\d+)/"
-            r"(full|causal)/T(\d+)(?:/(dbias|bias|dropout)(?:_\2)?)?", name)
+            r"(full|causal)/T(\d+)(?:/(dbias|bias|dropout)(?:_(?:bf16|f16))?)?", name)
         if match is None:
             sys.exit(f"case {name!r} must look like {Case().name}")
         (direction, dtype, batch, heads, kv_heads, length, head_dim, mask, threads,
          option) = match.groups()
-        return Case(direction, dtype, int(batch), int(heads), int(kv_heads), int(length),
+        case = Case(direction, dtype, int(batch), int(heads), int(kv_heads), int(length),
                     int(head_dim), mask == "causal", int(threads) or CORES, option or "")
+        if case.name.split("/T")[1].partition("/")[2] != name.split("/T")[1].partition("/")[2]:
+            sys.exit(f"case {name!r} must name a mask of its own dtype, as {case.name} does")
+        return case
 
 
 def thread_counts():
