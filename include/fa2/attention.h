@@ -56,8 +56,9 @@ struct AttentionOptions {
   // Additive bias (f32, bf16, f16, f64) or boolean mask (false = -inf), [B or
   // 1, Hq or 1, Nq or 1, Nk or 1]; -inf masks.
   ConstTensorView bias;
-  ConstTensorView
-      alibi_slopes;  // f32 [B or 1, Hq, 1, 1]: adds -slope * |i + Nk - Nq - j|
+  // f32 [B or 1, Hq, 1, 1]: adds -slope * |i + Nk - Nq - j|. Keys so far off
+  // that no P can reach 2^-100 (f64: 2^-960) are skipped.
+  ConstTensorView alibi_slopes;
   ConstTensorView sinks;  // f32 [1, Hq, 1, 1]: exp(sink) joins the softmax sum,
                           // with no value
   // Element (b, h, i, j) of P is kept, times 1 / (1 - p), iff u > p where u = x

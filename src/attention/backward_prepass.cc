@@ -39,12 +39,16 @@ void BackwardRun::PackQueries(Worker* worker, int64_t sequence, int64_t head,
                        Role::kGradRight, want_grad, grad)
                       ? 0
                       : 1;
+    return source;
   };
-  pack(problem_.q, operand.q_score, want_dk(), operand.q_grad,
-       q_non_finite_ + flag);
+  alibi_reach_.SeeQueries(sequence, head, queries,
+                          pack(problem_.q, operand.q_score, want_dk(),
+                               operand.q_grad, q_non_finite_ + flag));
   pack(args_.dout, operand.dout_score, want_dv(), operand.dout_grad,
        dout_non_finite_ + flag);
   FindStatistics(worker, sequence, head, block, operand);
+  alibi_reach_.BoundByStatistics(sequence, head, queries, operand.lse,
+                                 operand.delta);
 }
 
 void BackwardRun::PackKeys(Worker* worker, int64_t sequence, int64_t head,
@@ -60,6 +64,7 @@ void BackwardRun::PackKeys(Worker* worker, int64_t sequence, int64_t head,
                              keys.size());
   };
   const simd::Rows k = read(problem_.k);
+  alibi_reach_.SeeKeys(sequence, head, keys, k);
   const bool finite =
       Pack(Role::kScoreLeft, k, padded, operand.k_score, Role::kGradLeft,
            want_dq() && !engine_.grad_left_is_score_left, operand.k_grad);

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "fa2/attention.h"
+#include "src/attention/alibi_reach.h"
 #include "src/attention/bias_gradient.h"
 #include "src/attention/bias_tiles.h"
 #include "src/attention/block_scores.h"
@@ -164,6 +165,7 @@ class BackwardRun {
   // In the workspace. Operands, statistics and accumulators are [head of the
   // wave][rows of all sequences], the rest [head][blocks of all sequences].
   BiasTiles bias_tiles_;
+  AlibiReach alibi_reach_;
   std::byte *q_score_, *q_grad_, *dout_score_, *dout_grad_;
   std::byte *lse_, *delta_;
   std::byte* dq_;

@@ -19,6 +19,7 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
       row_kernels_(*simd::RowKernelsFor(engine.accumulator, targets)),
       staging_(*simd::StagingKernelsFor(engine.accumulator, targets)),
       bias_tiles_(problem, carver),
+      alibi_reach_(problem, row_kernels_, carver),
       bias_rows_(block_dbias(), problem, engine, carver) {
   const int64_t wave_queries = plan.wave_heads * problem.group();
   const int64_t q_rows = plan.q_rows * wave_queries;
@@ -70,7 +71,7 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
 
 BackwardRun::Worker::Worker(const BackwardRun& run, Carver* carver)
     : scores(run.problem_, run.engine_, run.staging_, run.bias_tiles_,
-             run.plan_.blocks, run.block_dbias().given(),
+             run.alibi_reach_, run.plan_.blocks, run.block_dbias().given(),
              run.args_.dalibi_slopes.given(), carver),
       rows({run.problem_.q, run.problem_.k, run.problem_.v, run.args_.out,
             run.args_.dout, run.args_.dq, run.args_.dk, run.args_.dv},

@@ -6,6 +6,7 @@ namespace fa2::attention {
 BlockScores::BlockScores(const Problem& problem, const simd::Engine& engine,
                          const simd::StagingKernels& staging,
                          const BiasTiles& bias_tiles,
+                         const AlibiReach& alibi_reach,
                          const simd::BlockSizes& largest,
                          bool want_bias_gradient, bool want_alibi_gradient,
                          Carver* carver)
@@ -13,6 +14,7 @@ BlockScores::BlockScores(const Problem& problem, const simd::Engine& engine,
       engine_(engine),
       staging_(staging),
       bias_tiles_(bias_tiles),
+      alibi_reach_(alibi_reach),
       positions_(problem.options.alibi_slopes.given() || want_alibi_gradient),
       tile_stride_(CeilDiv(largest.queries, simd::kTileQueries) + 1),
       want_bias_gradient_(want_bias_gradient),
@@ -39,7 +41,8 @@ simd::StagedShape BlockScores::Shape(const BlockPlace& place) const {
           place.padded_keys, engine_.query_panel};
 }
 
-bool BlockScores::FindTiles(const BlockPlace& place, bool* hidden) {
+bool BlockScores::FindTiles(const BlockPlace& place, bool reach_ends,
+                            bool* hidden) {
   const Mask& mask = problem_.sequences[place.sequence].mask;
   const int64_t columns = CeilDiv(place.padded_queries, simd::kTileQueries);
   const int64_t rows = CeilDiv(place.padded_keys, simd::kTileKeys);
@@ -52,9 +55,12 @@ bool BlockScores::FindTiles(const BlockPlace& place, bool* hidden) {
       simd::TileState state =
           mask.State({q, std::min(q + simd::kTileQueries, place.queries.end)},
                      {k, k + simd::kTileKeys});
-      if (state != simd::TileState::kHidden && bias_tiles_.known() &&
-          bias_tiles_.State(place.sequence, place.head, q, k) ==
-              simd::TileState::kHidden) {
+      if (state != simd::TileState::kHidden &&
+          ((bias_tiles_.known() &&
+            bias_tiles_.State(place.sequence, place.head, q, k) ==
+                simd::TileState::kHidden) ||
+           (reach_ends &&
+            alibi_reach_.Hides(place.sequence, place.head, q, k)))) {
         state = simd::TileState::kHidden;
       }
       tiles_[r * tile_stride_ + c] = state;
@@ -117,9 +123,11 @@ bool BlockScores::PrepareAs(const BlockPlace& place, simd::Block* block) {
   const simd::TileState whole =
       mask.State(place.queries, {k0, k0 + place.padded_keys});
   if (whole == simd::TileState::kHidden) return false;
-  if (whole != simd::TileState::kVisible || bias_tiles_.known()) {
+  const bool reach_ends = alibi_reach_.MayHide(place.sequence, place.head,
+                                               place.queries, place.keys);
+  if (whole != simd::TileState::kVisible || bias_tiles_.known() || reach_ends) {
     bool hidden = false;
-    const bool all_visible = FindTiles(place, &hidden);
+    const bool all_visible = FindTiles(place, reach_ends, &hidden);
     if (hidden) return false;
     if (!all_visible) {
       block->tiles = tiles_;
@@ -146,10 +154,7 @@ bool BlockScores::PrepareAs(const BlockPlace& place, simd::Block* block) {
     for (int64_t i = 0; i < place.padded_queries; ++i) {
       position[i] = static_cast<T>(shift + i);
     }
-    const ConstTensorView& slopes = options.alibi_slopes;
-    const int64_t row = slopes.sizes[0] == 1 ? 0 : place.sequence;
-    score.alibi_slope = static_cast<double>(
-        *reinterpret_cast<const float*>(At(slopes, row, place.head, 0)));
+    score.alibi_slope = AlibiSlope(problem_, place.sequence, place.head);
     score.query_position = position;
   }
   if (options.bias.given() &&

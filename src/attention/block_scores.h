@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "src/attention/alibi_reach.h"
 #include "src/attention/bias_tiles.h"
 #include "src/attention/problem.h"
 #include "src/attention/scratch.h"
@@ -39,8 +40,9 @@ class BlockScores {
  public:
   BlockScores(const Problem& problem, const simd::Engine& engine,
               const simd::StagingKernels& staging, const BiasTiles& bias_tiles,
-              const simd::BlockSizes& largest, bool want_bias_gradient,
-              bool want_alibi_gradient, Carver* carver);
+              const AlibiReach& alibi_reach, const simd::BlockSizes& largest,
+              bool want_bias_gradient, bool want_alibi_gradient,
+              Carver* carver);
 
   // Fills everything of `block` but the operands and the engine's scratch;
   // false when no element is visible.
@@ -55,13 +57,15 @@ class BlockScores {
   // What the block after `place` will stage of its bias.
   simd::RowsAhead BiasAhead(const BlockPlace& place) const;
 
-  // Returns whether all tiles are visible; `hidden` when none is.
-  bool FindTiles(const BlockPlace& place, bool* hidden);
+  // Returns whether all tiles are visible; `hidden` when none is. `reach_ends`:
+  // AlibiReach may hide some.
+  bool FindTiles(const BlockPlace& place, bool reach_ends, bool* hidden);
 
   const Problem& problem_;
   const simd::Engine& engine_;
   const simd::StagingKernels& staging_;
   const BiasTiles& bias_tiles_;
+  const AlibiReach& alibi_reach_;
   bool positions_;
   int64_t tile_stride_;
   simd::TileState* tiles_;

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <limits>
 
+#include "src/attention/alibi_reach.h"
 #include "src/attention/bias_tiles.h"
 #include "src/attention/block_scores.h"
 #include "src/attention/non_finite.h"
@@ -80,6 +81,7 @@ class ForwardRun {
   const simd::RowKernels& row_kernels_;
   const simd::StagingKernels& staging_;
   BiasTiles bias_tiles_;
+  AlibiReach alibi_reach_;
   std::byte *k_score_, *v_grad_;
   uint8_t* v_non_finite_;
   Worker* workers_;
@@ -94,7 +96,8 @@ ForwardRun::ForwardRun(const AttentionForwardArgs& args, const Problem& problem,
       engine_(engine),
       row_kernels_(*simd::RowKernelsFor(engine.accumulator, targets)),
       staging_(*simd::StagingKernelsFor(engine.accumulator, targets)),
-      bias_tiles_(problem, carver) {
+      bias_tiles_(problem, carver),
+      alibi_reach_(problem, row_kernels_, carver) {
   const int64_t rows = plan.k_rows * problem.kv_heads;
   k_score_ = carver->Take(
       engine.packed_bytes(simd::Role::kScoreLeft, rows, problem.head_dim));
@@ -107,7 +110,7 @@ ForwardRun::ForwardRun(const AttentionForwardArgs& args, const Problem& problem,
 
 ForwardRun::Worker::Worker(const ForwardRun& run, Carver* carver)
     : scores(run.problem_, run.engine_, run.staging_, run.bias_tiles_,
-             run.plan_.blocks, false, false, carver),
+             run.alibi_reach_, run.plan_.blocks, false, false, carver),
       rows({run.problem_.q, run.problem_.k, run.problem_.v, run.args_.out},
            run.engine_, run.row_kernels_,
            std::max(run.plan_.blocks.keys, run.plan_.blocks.queries), carver) {
@@ -166,6 +169,8 @@ void ForwardRun::PackK(Worker* worker, int64_t sequence, int64_t head,
       ReadKeys(worker, problem_.k, sequence, head, block, &padded);
   engine_.pack(simd::Role::kScoreLeft, k, padded, false,
                PackedK(sequence, head, block));
+  alibi_reach_.SeeKeys(sequence, head,
+                       plan_.sequences[sequence].keys.Block(block), k);
 }
 
 void ForwardRun::PackV(Worker* worker, int64_t sequence, int64_t head,
@@ -191,11 +196,13 @@ void ForwardRun::RunItem(Worker* worker, const ForwardItem& item) const {
   place.head = item.head;
   place.queries = s.queries.Block(item.block);
   place.padded_queries = s.queries.Padded(place.queries);
-  engine_.pack(simd::Role::kScoreRight,
-               worker->rows.Read(problem_.q, rows.batch, item.head,
-                                 rows.q_begin + place.queries.begin,
-                                 place.queries.size()),
-               place.padded_queries, false, worker->q_score);
+  const simd::Rows q = worker->rows.Read(problem_.q, rows.batch, item.head,
+                                         rows.q_begin + place.queries.begin,
+                                         place.queries.size());
+  engine_.pack(simd::Role::kScoreRight, q, place.padded_queries, false,
+               worker->q_score);
+  alibi_reach_.SeeQueries(item.sequence, item.head, place.queries, q);
+  alibi_reach_.BoundByNearestKey(item.sequence, item.head, place.queries);
   simd::ForwardBlock block;
   bool outgrown = false;
   block.outgrown = &outgrown;

@@ -416,6 +416,14 @@ simd::Rows RowsOf(const ConstTensorView& view, int64_t batch, int64_t head,
   return rows;
 }
 
+double AlibiSlope(const Problem& problem, int64_t sequence, int64_t head) {
+  const ConstTensorView& slopes = problem.options.alibi_slopes;
+  float slope;
+  memcpy(&slope, At(slopes, slopes.sizes[0] == 1 ? 0 : sequence, head, 0),
+         sizeof(slope));
+  return static_cast<double>(slope);
+}
+
 RowStart StatisticsStart(const Problem& problem, const ConstTensorView& view,
                          int64_t sequence) {
   const Sequence& s = problem.sequences[static_cast<size_t>(sequence)];

@@ -71,6 +71,9 @@ inline char* At(const TensorView& view, int64_t b, int64_t h, int64_t n,
   return const_cast<char*>(At(ConstTensorView(view), b, h, n, d));
 }
 
+// Of a query head, where there are slopes.
+double AlibiSlope(const Problem& problem, int64_t sequence, int64_t head);
+
 // Where the row statistics (lse, dlse, delta) of a sequence start: by packed
 // rows, or by a batch index of its own when they are padded.
 struct RowStart {
