@@ -5,7 +5,11 @@
 #ifndef FA2_SRC_SIMD_AMX_ALIBI_INL_H_
 #define FA2_SRC_SIMD_AMX_ALIBI_INL_H_
 
+#include <algorithm>
+#include <cmath>
+
 #include "src/simd/amx_elements-inl.h"
+#include "src/simd/amx_strip-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
@@ -62,6 +66,29 @@ class AlibiMaxima {
     return row_penalty_ + (After(key, query) ? 0 : 32);
   }
 
+  // The key up to which scores of a strip have grown towards its queries.
+  float LastGrown(const Strip& strip) const {
+    return given_position() ? std::min(Last(strip), Position(strip.query)[31])
+                            : -HUGE_VALF;
+  }
+
+  // How far ahead of a strip's scores maxima are set, so that they serve until
+  // a key further on: as far as scores will grow, but not so far that P is lost
+  // (see given()). Sums of a strip's P may reach e^11 (SumsAreLow), of which
+  // some e^5 are the number of its keys, and e^3 how products differ.
+  float Ahead(const Strip& strip, float* serves_until) const {
+    constexpr float kOver = 3.0f;
+    const float last = Last(strip);
+    const float growth =
+        factors_.slope * std::max(0.0f, Position(strip.query)[31] - last);
+    *serves_until = HUGE_VALF;
+    if (growth <= kOver) return 0.0f;
+    const float most = std::max(0.0f, 40.0f - 31.0f * factors_.slope);
+    if (growth <= most) return growth;
+    *serves_until = last + (most + kOver) / factors_.slope;
+    return most;
+  }
+
   // Of the queries, less the sub-block's first key.
   void Positions(int64_t key, int64_t query, float* position) const {
     for (int i = 0; i < 32; ++i) {
@@ -73,7 +100,11 @@ class AlibiMaxima {
   const float* Position(int64_t query) const {
     return static_cast<const float*>(options_.query_position) + 32 * query;
   }
+  bool given_position() const { return options_.query_position != nullptr; }
   static float First(int64_t key) { return static_cast<float>(32 * key); }
+  static float Last(const Strip& strip) {
+    return First(strip.key[strip.count - 1]) + 31.0f;
+  }
   // The queries come after the keys.
   bool After(int64_t key, int64_t query) const {
     return Position(query)[0] >= First(key) + 31.0f;

@@ -285,7 +285,7 @@ class ForwardPass {
     // Kept for the same queries, maxima stay what they are.
     if (next.query < 0 || (keep && next.query == current.query)) return;
     __m512 alpha[2];
-    if (maxima_.Raise(next.query, alpha) && !v_.Starts(next)) {
+    if (maxima_.template Raise<kMode>(next, alpha) && !v_.Starts(next)) {
       Flush();
       ScaleQueries<Tiles>(v_.Output(next.query), 4 * v_.pairs(), alpha);
     }

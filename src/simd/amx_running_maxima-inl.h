@@ -31,22 +31,25 @@ HWY_INLINE bool SumsAreLow(const float* sum) {
          0;
 }
 
-// Moves the maxima `m` of 32 queries on to `seen` times `scale`, and the sums
-// `l` with them. A maximum stays where it is until the scores exceed it by 5.5
-// (P <= 2^8): any reference serves as well, and the accumulator is seldom
-// scaled. Writes the maxima times log2(e), 0 for queries that have seen
-// nothing, and `origin` more to `max`. Returns whether the accumulator is to be
-// multiplied by `alpha`.
-HWY_INLINE bool RaiseMaxima(const float* seen, float scale, float origin,
-                            float* HWY_RESTRICT m, float* HWY_RESTRICT l,
-                            float* HWY_RESTRICT max, __m512 (&alpha)[2]) {
+// Moves the maxima `m` of 32 queries on to `seen` times `scale` and `ahead`
+// more, and the sums `l` with them. Unless set ahead, a maximum stays where it
+// is until it would rise by 5.5 (P <= 2^8): any reference serves as well, and
+// the accumulator is seldom scaled. Writes the maxima times log2(e), 0 for
+// queries that have seen nothing, and `origin` more to `max`. Returns whether
+// the accumulator is to be multiplied by `alpha`.
+HWY_INLINE bool RaiseMaxima(const float* seen, float scale, float ahead,
+                            float origin, float* HWY_RESTRICT m,
+                            float* HWY_RESTRICT l, float* HWY_RESTRICT max,
+                            __m512 (&alpha)[2]) {
   bool scaled = false;
+  const __m512 least_rise = _mm512_set1_ps(ahead > 0.0f ? 0.0f : 5.5f);
   for (int h = 0; h < 2; ++h) {
     const __m512 old = _mm512_loadu_ps(m + 16 * h);
     const __m512 scores =
-        _mm512_mul_ps(_mm512_load_ps(seen + 16 * h), _mm512_set1_ps(scale));
-    const __mmask16 raise = _mm512_cmp_ps_mask(
-        scores, _mm512_add_ps(old, _mm512_set1_ps(5.5f)), _CMP_GT_OQ);
+        _mm512_fmadd_ps(_mm512_load_ps(seen + 16 * h), _mm512_set1_ps(scale),
+                        _mm512_set1_ps(ahead));
+    const __mmask16 raise =
+        _mm512_cmp_ps_mask(scores, _mm512_add_ps(old, least_rise), _CMP_GT_OQ);
     const __m512 now = _mm512_mask_mov_ps(old, raise, scores);
     alpha[h] = _mm512_set1_ps(1.0f);
     if (raise != 0) {

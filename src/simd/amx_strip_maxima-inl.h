@@ -137,8 +137,11 @@ class StripMaxima {
   template <FusedMode kMode>
   bool MayKeep(const Strip& strip) {
     if (strip.query < 0) return false;
-    if (strip.first) may_keep_ = !GrowsALot<kMode>();
-    if (!may_keep_) return false;
+    if (strip.first) {
+      may_keep_ = true;
+      serves_until_ = kMode == FusedMode::kAlibi ? -HUGE_VALF : HUGE_VALF;
+    }
+    if (!may_keep_ || alibi_.LastGrown(strip) > serves_until_) return false;
     for (int64_t i = 0; i < strip.count; ++i) {
       if (!At(strip.key[i], strip.query).visible() ||
           Transforms<kMode>(strip, i)) {
@@ -193,24 +196,22 @@ class StripMaxima {
     }
   }
 
-  // Moves the running maxima on. Whether what has been summed for the queries
-  // is to be multiplied by `alpha`.
-  bool Raise(int64_t query, __m512 (&alpha)[2]) {
-    return RaiseMaxima(seen_, scale_, ExpOrigin<Variant>(),
-                       static_cast<float*>(b_.row_max) + 32 * query,
-                       static_cast<float*>(b_.row_sum) + 32 * query, max_,
-                       alpha);
+  // Moves the running maxima on, with ALiBi by what scores will grow by, so
+  // that they serve for strips to come. Whether what has been summed for the
+  // queries is to be multiplied by `alpha`.
+  template <FusedMode kMode>
+  bool Raise(const Strip& strip, __m512 (&alpha)[2]) {
+    float ahead = 0.0f;
+    if (kMode == FusedMode::kAlibi && !kept_) {
+      ahead = alibi_.Ahead(strip, &serves_until_);
+    }
+    const int64_t query = 32 * strip.query;
+    return RaiseMaxima(seen_, scale_, ahead, ExpOrigin<Variant>(),
+                       static_cast<float*>(b_.row_max) + query,
+                       static_cast<float*>(b_.row_sum) + query, max_, alpha);
   }
 
  private:
-  // With ALiBi scores grow towards the query by this much over a block of keys;
-  // SumsAreLow allows for 11.
-  template <FusedMode kMode>
-  bool GrowsALot() const {
-    return kMode == FusedMode::kAlibi &&
-           std::fabs(factors_.slope) * static_cast<float>(b_.keys) > 8.0f;
-  }
-
   const SubBlock& At(int64_t key, int64_t query) const {
     return sub_blocks_[key * queries_ + query];
   }
@@ -312,6 +313,7 @@ class StripMaxima {
   alignas(64) float max_[32];
   bool kept_ = false;
   bool may_keep_ = true;
+  float serves_until_ = HUGE_VALF;  // key, see AlibiMaxima::Ahead
 };
 
 }  // namespace fa2::simd::HWY_NAMESPACE
