@@ -114,7 +114,8 @@ class BackwardPass {
     }
     const int64_t count = std::min(keys_ - slab, kSlabPanels);
     const auto hidden = [&](int64_t query) {
-      return At(slab, query).hidden() && At(slab + count - 1, query).hidden();
+      return s_.sub_blocks.At(slab, query).hidden() &&
+             s_.sub_blocks.At(slab + count - 1, query).hidden();
     };
     int64_t first = 0, last = queries_;
     while (first < last && hidden(first)) ++first;
@@ -134,11 +135,7 @@ class BackwardPass {
       s_.late_delta[i] = late ? -delta[i] : 0.0f;
     }
     std::fill_n(s_.all_visible, 64, uint16_t{0xFFFF});
-    ClassifySubBlocks(b_, queries_, s_.sub_blocks);
-  }
-
-  const SubBlock& At(int64_t key_panel, int64_t query_panel) const {
-    return s_.sub_blocks[key_panel * queries_ + query_panel];
+    ClassifySubBlocks(b_, s_.sub_blocks);
   }
 
   const BackwardBlock& b_;

@@ -98,9 +98,9 @@ class GradientProducts {
                                   chunk * columns * kIn * kTileBytes;
     const bool add = add_to_dq_ || chunk > 0;
     for (int64_t query = 0; query < queries_; ++query) {
-      int64_t first = 0, last = panels;
-      while (first < last && At(chunk + first, query).hidden()) ++first;
-      while (first < last && At(chunk + last - 1, query).hidden()) --last;
+      const SubBlockMap::Range seen =
+          s_.sub_blocks.SeenKeys(query, {chunk, chunk_end});
+      const int64_t first = seen.begin - chunk, last = seen.end - chunk;
       const ChunkPairs<kDs, kPanelTiles> pairs{s_.pairs, s_.chunk_bytes, query,
                                                chunk_};
       uint8_t* c =
@@ -121,9 +121,6 @@ class GradientProducts {
   }
 
  private:
-  const SubBlock& At(int64_t key_panel, int64_t query_panel) const {
-    return s_.sub_blocks[key_panel * queries_ + query_panel];
-  }
   // Takes what is in the tile registers before the first product.
   PendingTiles Dummy() const { return {s_.tiles, 0, 0}; }
 
@@ -149,9 +146,7 @@ class GradientProducts {
     const int64_t columns = 2 * depth_tiles;
     const uint8_t* const r = static_cast<const uint8_t*>(right);
     for (int64_t key = slab; key < slab_end; ++key) {
-      int64_t first = 0, last = queries_;
-      while (first < last && At(key, first).hidden()) ++first;
-      while (first < last && At(key, last - 1).hidden()) --last;
+      const SubBlockMap::Range seen = s_.sub_blocks.SeenQueries(key);
       const SlabRows<kTerms, kPanelTiles> a{
           left + Layout::KeyPanel(key - slab, panels_), s_.slab_bytes,
           key ^ turn};
@@ -162,8 +157,9 @@ class GradientProducts {
         PendingTiles next = c;
         next.c += d + 2 < columns ? 2 * c.column : 2 * c.row - d * c.column;
         if (d + 2 >= columns && key + 1 >= slab_end) next = after;
-        fetch.Begin(next, next.c == nullptr ? 0 : last - first);
-        ProductOrZero<Variant>(a, strip, first, last, add, c, pending, fetch);
+        fetch.Begin(next, next.c == nullptr ? 0 : seen.end - seen.begin);
+        ProductOrZero<Variant>(a, strip, seen.begin, seen.end, add, c, pending,
+                               fetch);
         c = next;
       }
     }

@@ -35,7 +35,7 @@ struct BackwardScratch {
   uint8_t* s_start;       // tiles of a sub-block, see BiasOfProducts
   float* score_gradient;  // of ds_stream
   void* keep;             // of SlabDropout
-  SubBlock* sub_blocks;
+  SubBlockMap sub_blocks;
   int64_t slab_bytes;   // a term of P or dS
   int64_t chunk_bytes;  // a term of dS pairs
   int64_t bytes;
@@ -73,8 +73,9 @@ struct BackwardScratch {
     s_start = take(4 * kTileBytes);
     score_gradient = reinterpret_cast<float*>(take(kStreamElements * 4));
     keep = take(SlabDropout::Bytes(query_panels));
-    sub_blocks = reinterpret_cast<SubBlock*>(
-        take(key_panels * query_panels * int64_t{sizeof(SubBlock)}));
+    sub_blocks = {reinterpret_cast<SubBlock*>(take(key_panels * query_panels *
+                                                   int64_t{sizeof(SubBlock)})),
+                  amx::Panels(queries)};
     bytes = used;
   }
 };

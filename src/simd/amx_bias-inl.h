@@ -25,8 +25,7 @@ class BiasOfProducts {
     const ScoreMatrix& m = stream_.matrix;
     const double scale = std::fabs(o.scale);
     // Ordinary elements stay finite.
-    given_ = stream_.given() && m.key_stride == 1 && scale > 0x1p-40 &&
-             scale < 0x1p40 &&
+    given_ = stream_.given() && scale > 0x1p-40 && scale < 0x1p40 &&
              (m.dtype == DType::kF32 || m.dtype == DType::kBF16 ||
               m.dtype == DType::kF16);
     if (!given_) return;
@@ -37,8 +36,7 @@ class BiasOfProducts {
 
   // Whether sub-block (key, query), both in panels, can be Put.
   bool Fits(int64_t key, int64_t query) const {
-    return given_ && 32 * (key + 1) <= stream_.keys &&
-           32 * (query + 1) <= stream_.queries;
+    return given_ && IsWhole(StreamPart(stream_, key, query));
   }
 
   // A quarter of a sub-block, transposed, to tiles [key half][query half];

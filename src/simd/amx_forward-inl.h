@@ -44,15 +44,14 @@ class ForwardPass {
         dt_(amx::DepthTiles(block.head_dim)),
         chunk_(amx::ChunkPanels(block.value_dim)),
         v_(block),
-        scratch_(block.scratch),
+        scratch_(block.scratch, queries_),
         pending_(scratch_.dummy),
         dropout_(block.score),
-        maxima_(block, queries_, scratch_.sub_blocks, scratch_.s,
-                scratch_.bias),
+        maxima_(block, scratch_.sub_blocks, scratch_.s, scratch_.bias),
         exp_{ScoreFactors(block.score, kLog2E<float>), sum_, kTermBytes} {}
 
   void Run() {
-    ClassifySubBlocks(b_, queries_, scratch_.sub_blocks);
+    ClassifySubBlocks(b_, scratch_.sub_blocks);
     const FlushSubnormals flush;
     Tiles::Begin();
     const FusedMode mode = maxima_.mode();
@@ -83,8 +82,7 @@ class ForwardPass {
     Strip* current = &strips[0];
     Strip* next = &strips[1];
     Strip* after = &strips[2];
-    StripCursor cursor(scratch_.sub_blocks, keys_, queries_, chunk_,
-                       kStripPanels);
+    StripCursor cursor(scratch_.sub_blocks, keys_, chunk_, kStripPanels);
     Strip none;
     NextStrip(cursor, *next);
     NextStrip(cursor, *after);

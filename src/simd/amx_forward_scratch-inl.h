@@ -45,7 +45,8 @@ struct ForwardScratch {
            (keys * queries * int64_t{sizeof(SubBlock)} + 63) / 64 * 64;
   }
 
-  explicit ForwardScratch(void* memory) {
+  // `queries` in panels.
+  ForwardScratch(void* memory, int64_t queries) {
     uint8_t* at = static_cast<uint8_t*>(memory);
     const auto take = [&at](int64_t n) {
       uint8_t* taken = at;
@@ -57,7 +58,7 @@ struct ForwardScratch {
     dummy = {take(4 * kTileBytes)};
     bias = reinterpret_cast<float*>(take(kStreamElements * 4));
     keep = reinterpret_cast<uint16_t*>(take(kStripPanels * 128));
-    sub_blocks = reinterpret_cast<SubBlock*>(at);
+    sub_blocks = {reinterpret_cast<SubBlock*>(at), queries};
   }
 
   uint8_t* s;
@@ -65,7 +66,7 @@ struct ForwardScratch {
   PendingSquare dummy;  // for results that nobody wants
   float* bias;          // of a sub-block of bias_stream
   uint16_t* keep;       // of a strip, bits of dropout_stream
-  SubBlock* sub_blocks;
+  SubBlockMap sub_blocks;
 };
 
 }  // namespace fa2::simd::HWY_NAMESPACE

@@ -89,10 +89,6 @@ class SlabScores {
 
   bool GivesScores() const { return b_.ds != nullptr || b_.ds_stream.given(); }
 
-  const SubBlock& At(int64_t key_panel, int64_t query_panel) const {
-    return s_.sub_blocks[key_panel * queries_ + query_panel];
-  }
-
   // Where the fused pass of a sub-block reads and writes.
   void Place(int64_t chunk, int64_t slab, int64_t key, int64_t query,
              FusedBlock& f) const {
@@ -104,7 +100,8 @@ class SlabScores {
     f.lse = static_cast<const float*>(b_.lse) + 32 * query;
     f.key = 32 * key;
     f.query = 32 * query;
-    VisibleRanges(At(key, query), b_.score, query, f.begin, f.end);
+    VisibleRanges(s_.sub_blocks.At(key, query), b_.score, query, f.begin,
+                  f.end);
   }
 
   // The same for modes with options.
@@ -137,7 +134,7 @@ class SlabScores {
           static_cast<float>(32 * key);
     }
     f.visible = s_.all_visible;
-    if (At(key, query).visible()) return;
+    if (s_.sub_blocks.At(key, query).visible()) return;
     f.visible = s_.visible;
     for (int r = 0; r < 32; ++r) {
       for (int h = 0; h < 2; ++h) {
@@ -177,7 +174,9 @@ class SlabScores {
     alignas(64) static const uint8_t zeros[64] = {};
     o.s_start = zeros;
     o.s_start_row = 0;
-    if (!At(key, query).visible() || !bias_.Fits(key, query)) return false;
+    if (!s_.sub_blocks.At(key, query).visible() || !bias_.Fits(key, query)) {
+      return false;
+    }
     // dS in f32 is left by the pass for it.
     if (GivesScores() &&
         (b_.ds != nullptr || !TakesPairs(b_.ds_stream, key, query))) {
@@ -228,7 +227,7 @@ class SlabScores {
       for (int64_t j = 0; j < inner; ++j) {
         const int64_t key = slab + (kByQuery ? j : i);
         const int64_t query = kByQuery ? i : j;
-        const SubBlock& sub = At(key, query);
+        const SubBlock& sub = s_.sub_blocks.At(key, query);
         if (sub.hidden()) {
           if (sub.between || GivesScores()) Clear(chunk, slab, key, query);
           continue;

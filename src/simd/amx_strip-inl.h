@@ -39,14 +39,10 @@ struct Strip {
 // Gives out the strips of a block, query panel by query panel.
 class StripCursor {
  public:
-  // `keys`, `queries` and `chunk` in panels; `most` of them to a strip.
-  StripCursor(const SubBlock* sub_blocks, int64_t keys, int64_t queries,
-              int64_t chunk, int64_t most)
-      : sub_blocks_(sub_blocks),
-        keys_(keys),
-        queries_(queries),
-        chunk_(chunk),
-        most_(most) {}
+  // `keys` and `chunk` in panels; `most` of them to a strip.
+  StripCursor(const SubBlockMap& sub_blocks, int64_t keys, int64_t chunk,
+              int64_t most)
+      : sub_blocks_(sub_blocks), keys_(keys), chunk_(chunk), most_(most) {}
 
   // The next strip, or none. Calls unseeing(query) for the query panels on the
   // way that see nothing.
@@ -54,14 +50,14 @@ class StripCursor {
   void Next(Strip& strip, const Unseeing& unseeing) {
     strip.query = -1;
     strip.count = 0;
-    for (; query_ < queries_; ++query_, key_ = 0, chunk_end_ = 0) {
+    for (; query_ < sub_blocks_.queries; ++query_, key_ = 0, chunk_end_ = 0) {
       while (key_ < keys_ && strip.count < most_) {
         if (key_ == chunk_end_) {
           if (strip.count > 0) break;
           chunk_begin_ = key_;
           chunk_end_ = std::min(key_ + chunk_, keys_);
         }
-        if (!sub_blocks_[key_ * queries_ + query_].hidden()) {
+        if (!sub_blocks_.At(key_, query_).hidden()) {
           strip.sum[strip.count] = SumState::kNone;
           strip.key[strip.count++] = key_;
         }
@@ -81,8 +77,8 @@ class StripCursor {
   }
 
  private:
-  const SubBlock* sub_blocks_;
-  const int64_t keys_, queries_, chunk_, most_;
+  const SubBlockMap sub_blocks_;
+  const int64_t keys_, chunk_, most_;
   int64_t query_ = 0;
   int64_t key_ = 0;
   int64_t chunk_begin_ = 0, chunk_end_ = 0;  // of the next key, or just before

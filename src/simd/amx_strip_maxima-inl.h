@@ -87,11 +87,10 @@ template <class Variant>
 class StripMaxima {
  public:
   // S of a strip's sub-blocks is at `s`; `bias` has room for one of
-  // bias_stream. `queries` in panels.
-  StripMaxima(const ForwardBlock& block, int64_t queries,
-              const SubBlock* sub_blocks, uint8_t* s, float* bias)
+  // bias_stream.
+  StripMaxima(const ForwardBlock& block, const SubBlockMap& sub_blocks,
+              uint8_t* s, float* bias)
       : b_(block),
-        queries_(queries),
         sub_blocks_(sub_blocks),
         s_(s),
         bias_(bias),
@@ -127,7 +126,7 @@ class StripMaxima {
     if (kMode == FusedMode::kPlain) return false;
     if (kMode == FusedMode::kBias) return strip.sum[i] != SumState::kBias;
     const int64_t key = strip.key[i], query = strip.query;
-    if (!At(key, query).visible()) return true;
+    if (!sub_blocks_.At(key, query).visible()) return true;
     return kMode == FusedMode::kAlibi && !alibi_.OneSided(key, query);
   }
 
@@ -143,7 +142,7 @@ class StripMaxima {
     }
     if (!may_keep_ || alibi_.LastGrown(strip) > serves_until_) return false;
     for (int64_t i = 0; i < strip.count; ++i) {
-      if (!At(strip.key[i], strip.query).visible() ||
+      if (!sub_blocks_.At(strip.key[i], strip.query).visible() ||
           Transforms<kMode>(strip, i)) {
         return false;
       }
@@ -186,8 +185,8 @@ class StripMaxima {
     SumState& sum = strip.sum[i];
     if (mode_ != FusedMode::kBias) return;
     if (quarter == 0) {
-      const bool fits =
-          At(key, query).visible() && products_bias_.Fits(key, query);
+      const bool fits = sub_blocks_.At(key, query).visible() &&
+                        products_bias_.Fits(key, query);
       sum = fits ? SumState::kBias : SumState::kNone;
     }
     if (sum == SumState::kBias &&
@@ -212,10 +211,6 @@ class StripMaxima {
   }
 
  private:
-  const SubBlock& At(int64_t key, int64_t query) const {
-    return sub_blocks_[key * queries_ + query];
-  }
-
   static HWY_INLINE void NoMaxima(__m512 (&max)[4]) {
     for (__m512& m : max) m = _mm512_set1_ps(-HUGE_VALF);
   }
@@ -226,7 +221,7 @@ class StripMaxima {
   HWY_INLINE void SubBlockMaxima(const Strip& strip, int64_t i,
                                  __m512 (&max)[4]) const {
     const int64_t key = strip.key[i], query = strip.query;
-    const SubBlock& sub = At(key, query);
+    const SubBlock& sub = sub_blocks_.At(key, query);
     if (Transforms<kMode>(strip, i) || !sub.visible()) {
       return Transform(sub, ScoreTile(i), key, query, max);
     }
@@ -299,8 +294,7 @@ class StripMaxima {
   }
 
   const ForwardBlock& b_;
-  const int64_t queries_;  // panels
-  const SubBlock* const sub_blocks_;
+  const SubBlockMap sub_blocks_;
   uint8_t* const s_;
   float* const bias_;
   const int given_;

@@ -24,13 +24,42 @@ struct SubBlock {
   }
 };
 
-// Writes [block.keys / 32][queries] sub-blocks; queries = block.queries / 32.
-inline void ClassifySubBlocks(const Block& block, int64_t queries,
-                              SubBlock* sub_blocks) {
+// Those of a block, [keys][queries] in panels.
+struct SubBlockMap {
+  SubBlock* first = nullptr;
+  int64_t queries = 0;
+  SubBlock& At(int64_t key, int64_t query) const {
+    return first[key * queries + query];
+  }
+
+  // What is left of panels [begin, end) without the hidden ones at either end.
+  struct Range {
+    int64_t begin, end;
+  };
+  Range SeenKeys(int64_t query, Range keys) const {
+    while (keys.begin < keys.end && At(keys.begin, query).hidden()) {
+      ++keys.begin;
+    }
+    while (keys.begin < keys.end && At(keys.end - 1, query).hidden()) {
+      --keys.end;
+    }
+    return keys;
+  }
+  Range SeenQueries(int64_t key) const {
+    Range seen{0, queries};
+    while (seen.begin < seen.end && At(key, seen.begin).hidden()) ++seen.begin;
+    while (seen.begin < seen.end && At(key, seen.end - 1).hidden()) --seen.end;
+    return seen;
+  }
+};
+
+// Fills the map of a block.
+inline void ClassifySubBlocks(const Block& block, const SubBlockMap& map) {
   const int64_t keys = block.keys / 32;
+  const int64_t queries = map.queries;
   for (int64_t k = 0; k < keys; ++k) {
     for (int64_t q = 0; q < queries; ++q) {
-      SubBlock& s = sub_blocks[k * queries + q];
+      SubBlock& s = map.At(k, q);
       s.between = false;
       for (int half = 0; half < 2; ++half) {
         s.half[half] =
@@ -41,18 +70,17 @@ inline void ClassifySubBlocks(const Block& block, int64_t queries,
     }
   }
   if (block.tiles == nullptr) return;
-  // Marks the hidden ones between the first and the last visible one of `n`.
-  const auto mark = [sub_blocks](int64_t first, int64_t step, int64_t n) {
-    int64_t begin = 0, end = n;
-    while (begin < end && sub_blocks[first + begin * step].hidden()) ++begin;
-    while (begin < end && sub_blocks[first + (end - 1) * step].hidden()) --end;
-    for (int64_t i = begin; i < end; ++i) {
-      SubBlock& s = sub_blocks[first + i * step];
-      if (s.hidden()) s.between = true;
-    }
+  const auto mark = [](SubBlock& s) {
+    if (s.hidden()) s.between = true;
   };
-  for (int64_t k = 0; k < keys; ++k) mark(k * queries, 1, queries);
-  for (int64_t q = 0; q < queries; ++q) mark(q, queries, keys);
+  for (int64_t k = 0; k < keys; ++k) {
+    const SubBlockMap::Range seen = map.SeenQueries(k);
+    for (int64_t q = seen.begin; q < seen.end; ++q) mark(map.At(k, q));
+  }
+  for (int64_t q = 0; q < queries; ++q) {
+    const SubBlockMap::Range seen = map.SeenKeys(q, {0, keys});
+    for (int64_t k = seen.begin; k < seen.end; ++k) mark(map.At(k, q));
+  }
 }
 
 // Ranges of 32 queries that see all keys; from end to end, of none.
