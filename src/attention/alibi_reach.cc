@@ -10,12 +10,6 @@ namespace {
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Panels of `rows` rows that those of the sequences before one may take, each
-// sequence from a panel of its own on.
-int64_t PanelsBefore(int64_t rows_before, int64_t sequence, int64_t rows) {
-  return rows_before / rows + sequence;
-}
-
 // The lesser of both; NaN if one is.
 float Lower(float a, float b) { return std::isnan(a) || a <= b ? a : b; }
 

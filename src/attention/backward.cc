@@ -28,6 +28,9 @@ void BackwardRun::Execute(threading::Team& team) {
          static_cast<size_t>(plan_.dq_blocks * problem_.q_heads));
   memset(dkv_touched_, 0,
          static_cast<size_t>(plan_.k_blocks * problem_.kv_heads));
+  if (args_.dsinks.given()) {
+    std::fill_n(dsink_terms_, SinkTerms() * problem_.q_heads, 0.0);
+  }
   if (args_.dalibi_slopes.given()) {
     memset(dalibi_terms_, 0,
            static_cast<size_t>(plan_.k_blocks * problem_.q_heads) *
@@ -267,7 +270,7 @@ struct BackwardPass {
                          !SharesQueries(dbias, problem);
     // Sums of blocks, and the plain pass where a mask hides nothing of one.
     use.fixed_blocks = (args.dbias.given() && !streams) ||
-                       args.dalibi_slopes.given() || args.dsinks.given() ||
+                       args.dalibi_slopes.given() ||
                        args.options.bias.dtype == DType::kBool;
     use.threads = threads;
     PlanBackward(problem, engine, use, plan);

@@ -116,7 +116,6 @@ void BackwardRun::FindStatisticsAs(Worker* worker, int64_t sequence,
   if (args_.dsinks.given()) {
     float sink;
     memcpy(&sink, At(problem_.options.sinks, 0, head, 0), sizeof(sink));
-    double sum = 0.0;
     for (int64_t i = 0; i < count; ++i) {
       // A row that sees no key leaves all its probability to the sink,
       // whatever its lse says.
@@ -124,9 +123,9 @@ void BackwardRun::FindStatisticsAs(Worker* worker, int64_t sequence,
       const double p = sees_none ? 1.0
                                  : std::exp(static_cast<double>(sink) -
                                             static_cast<double>(lse[i]));
-      sum -= p * static_cast<double>(delta[i]);
+      dsink_terms_[SinkTerm(sequence, head, queries.begin + i)] -=
+          p * static_cast<double>(delta[i]);
     }
-    dsink_terms_[QueryFlag(sequence, head, block)] = sum;
   }
 }
 

@@ -93,6 +93,19 @@ class BackwardRun {
   KeyOperand Keys(const Worker& worker, int64_t sequence, int64_t head,
                   int64_t block) const;
   KeyOperand TakeKeys(int64_t rows, Carver* carver) const;
+  // Terms of dsinks: by panels, whatever the sizes of blocks, so that a sum has
+  // one order.
+  int64_t SinkTerms() const {
+    return PanelsBefore(plan_.q_rows,
+                        static_cast<int64_t>(plan_.sequences.size()),
+                        simd::kTileQueries);
+  }
+  int64_t SinkTerm(int64_t sequence, int64_t head, int64_t query) const {
+    return head * SinkTerms() +
+           PanelsBefore(plan_.sequences[sequence].q_row, sequence,
+                        simd::kTileQueries) +
+           query / simd::kTileQueries;
+  }
   // Index of a block among the flags of all blocks of all heads.
   int64_t QueryFlag(int64_t sequence, int64_t head, int64_t block) const;
   int64_t KeyFlag(int64_t sequence, int64_t head, int64_t block) const;
@@ -174,7 +187,7 @@ class BackwardRun {
   uint8_t* dkv_touched_;
   // Flags of blocks that hold a NaN or an infinity.
   uint8_t *q_non_finite_, *dout_non_finite_, *k_non_finite_;
-  double* dsink_terms_;       // [query head][query block]
+  double* dsink_terms_;       // [query head][panel of kTileQueries]
   double* dalibi_terms_;      // [query head][key block]
   std::byte* bias_row_sums_;  // sums of dS over keys [split][head][row]
   BiasGradientRows bias_rows_;

@@ -98,8 +98,8 @@ void BackwardRun::StoreSmallGradients() const {
   if (args_.dsinks.given()) {
     for (int64_t h = 0; h < problem_.q_heads; ++h) {
       double sum = 0.0;
-      for (int64_t b = 0; b < plan_.q_blocks; ++b) {
-        sum += dsink_terms_[h * plan_.q_blocks + b];
+      for (int64_t i = 0; i < SinkTerms(); ++i) {
+        sum += dsink_terms_[h * SinkTerms() + i];
       }
       store(args_.dsinks, 0, h, sum);
     }

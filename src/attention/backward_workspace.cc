@@ -55,7 +55,9 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
   q_non_finite_ = carver->Take<uint8_t>(q_blocks);
   dout_non_finite_ = carver->Take<uint8_t>(q_blocks);
   k_non_finite_ = carver->Take<uint8_t>(k_blocks);
-  dsink_terms_ = carver->Take<double>(args.dsinks.given() ? q_blocks : 0);
+  dsink_terms_ = carver->Take<double>(
+      args.dsinks.given() ? static_cast<size_t>(SinkTerms() * problem.q_heads)
+                          : 0);
   dalibi_terms_ = carver->Take<double>(
       args.dalibi_slopes.given()
           ? static_cast<size_t>(plan.k_blocks * problem.q_heads)

@@ -14,6 +14,13 @@ namespace fa2::attention {
 
 constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Where the panels of `size` rows of a sequence begin among those of all, if
+// `rows` rows and `sequences` sequences come before it and each sequence begins
+// with a panel of its own. Of all rows and sequences: how many are needed.
+constexpr int64_t PanelsBefore(int64_t rows, int64_t sequences, int64_t size) {
+  return rows / size + sequences;
+}
+
 // Half-open interval of positions.
 struct Interval {
   int64_t begin = 0;

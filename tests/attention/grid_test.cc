@@ -250,6 +250,29 @@ TEST(AttentionGrid, SparseMaskOnAnyNumberOfThreads) {
   }
 }
 
+// A sum over all queries, whatever blocks they come in.
+TEST(AttentionGrid, SinkGradientOnAnyNumberOfThreads) {
+  const Contexts contexts({1, 2, 5, 16});
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (const bool packed : {false, true}) {
+      AttentionCase c;
+      c.dtype = dtype;
+      c.heads = 2;
+      c.kv_heads = 1;
+      c.causal = Causal::kTopLeft;
+      c.sinks = c.want_dsinks = true;
+      c.nq = CasesOfSixteen() == 16 ? 1111 : 500;
+      c.nk = CasesOfSixteen() == 16 ? 700 : 300;
+      c.head_dim = c.value_dim = 64;
+      if (packed) {
+        c.lengths_q = {33, 0, 517, 90};
+        c.lengths_k = {40, 3, 300, 95};
+      }
+      ExpectAttention(c, contexts.list());
+    }
+  }
+}
+
 // Grouped heads whose blocks are of other sizes on other numbers of threads.
 TEST(AttentionGrid, GroupedHeadsOnAnyNumberOfThreads) {
   if (CasesOfSixteen() < 16) return;
