@@ -10,8 +10,33 @@ namespace {
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// The lesser of both; NaN if one is.
+// The lesser and the greater of both; NaN if one is.
 float Lower(float a, float b) { return std::isnan(a) || a <= b ? a : b; }
+float Higher(float a, float b) { return std::isnan(a) || a >= b ? a : b; }
+
+simd::Rows Part(simd::Rows rows, int64_t first, int64_t count) {
+  rows.data = static_cast<const char*>(rows.data) +
+              first * rows.stride * static_cast<int64_t>(SizeOf(rows.dtype));
+  rows.rows = count;
+  return rows;
+}
+
+// Calls use(dots) with the dot products of rows of `a` and `b`, at most 32 of
+// them, as the accumulator has them.
+template <class Use>
+void WithDots(const simd::RowKernels& kernels, DType accumulator,
+              const simd::Rows& a, const simd::Rows& b, const Use& use) {
+  const auto run = [&](auto zero) {
+    decltype(zero) dots[simd::kTileQueries];
+    kernels.dot(a, b, dots);
+    use(dots);
+  };
+  if (accumulator == DType::kF64) {
+    run(0.0);
+  } else {
+    run(0.0f);
+  }
+}
 
 }  // namespace
 
@@ -56,28 +81,28 @@ float AlibiReach::Greatest(float query_norm, float key_norm) const {
   return softcap > 0.0f && most > softcap ? softcap : most;
 }
 
-float AlibiReach::Norm(const simd::Rows& rows, int64_t first,
-                       int64_t count) const {
-  simd::Rows some = rows;
-  some.data = static_cast<const char*>(rows.data) +
-              first * rows.stride * static_cast<int64_t>(SizeOf(rows.dtype));
-  some.rows = count;
-  const auto greatest = [&](auto* squares) {
-    kernels_.dot(some, some, squares);
-    float most = 1e-18f;  // squares of less may be lost
-    for (int64_t i = 0; i < count; ++i) {
-      const float norm = static_cast<float>(std::sqrt(squares[i]));
-      if (!(norm < kInfinity)) return kNaN;
-      most = std::max(most, norm);
+float AlibiReach::Norm(const simd::Rows& rows) const {
+  float most = 1e-18f;  // squares of less may be lost
+  WithDots(kernels_, problem_.accumulator(), rows, rows,
+           [&](const auto* squares) {
+             for (int64_t i = 0; i < rows.rows; ++i) {
+               const float norm = static_cast<float>(std::sqrt(squares[i]));
+               most = norm < kInfinity ? Higher(most, norm) : kNaN;
+             }
+           });
+  return most;
+}
+
+void AlibiReach::PairScores(const simd::Rows& q, const simd::Rows& k,
+                            float* scores) const {
+  const double softcap = problem_.options.softcap;
+  WithDots(kernels_, problem_.accumulator(), q, k, [&](const auto* dots) {
+    for (int64_t i = 0; i < q.rows; ++i) {
+      const double score = problem_.scale * static_cast<double>(dots[i]);
+      scores[i] = static_cast<float>(
+          softcap > 0.0 ? softcap * std::tanh(score / softcap) : score);
     }
-    return most;
-  };
-  if (problem_.accumulator() == DType::kF64) {
-    double squares[simd::kTileQueries];
-    return greatest(squares);
-  }
-  float squares[simd::kTileQueries];
-  return greatest(squares);
+  });
 }
 
 int64_t AlibiReach::QueryPanel(int64_t sequence, int64_t head,
@@ -103,7 +128,8 @@ void AlibiReach::SeeKeys(int64_t sequence, int64_t kv_head, Interval keys,
   if (!wanted_) return;
   for (int64_t at = keys.begin; at < keys.end; at += simd::kTileKeys) {
     const int64_t count = std::min(simd::kTileKeys, keys.end - at);
-    key_norm_[KeyTile(sequence, kv_head, at)] = Norm(k, at - keys.begin, count);
+    key_norm_[KeyTile(sequence, kv_head, at)] =
+        Norm(Part(k, at - keys.begin, count));
   }
 }
 
@@ -113,7 +139,7 @@ void AlibiReach::SeeQueries(int64_t sequence, int64_t head, Interval queries,
   for (int64_t at = queries.begin; at < queries.end; at += simd::kTileQueries) {
     const int64_t count = std::min(simd::kTileQueries, queries.end - at);
     query_norm_[QueryPanel(sequence, head, at)] =
-        Norm(q, at - queries.begin, count);
+        Norm(Part(q, at - queries.begin, count));
   }
 }
 
@@ -128,23 +154,44 @@ void AlibiReach::ForSeeing(int64_t sequence, int64_t q,
   }
 }
 
+Interval AlibiReach::OwnKeys(int64_t sequence, int64_t head,
+                             Interval queries) const {
+  if (!wanted_ || !Steep(sequence, head)) return {};
+  const int64_t diagonal = Diagonal(sequence);
+  return {std::max(queries.begin + diagonal, int64_t{0}),
+          std::min(queries.end + diagonal, problem_.sequences[sequence].nk())};
+}
+
 void AlibiReach::BoundByNearestKey(int64_t sequence, int64_t head,
-                                   Interval queries) const {
+                                   Interval queries, const simd::Rows& q,
+                                   const simd::Rows& k) const {
   if (!wanted_ || !Steep(sequence, head)) return;
   const float slope = static_cast<float>(AlibiSlope(problem_, sequence, head));
   const int64_t diagonal = Diagonal(sequence);
   const int64_t kv_head = head / problem_.group();
-  for (int64_t q = queries.begin; q < queries.end; q += simd::kTileQueries) {
-    const int64_t panel = QueryPanel(sequence, head, q);
+  const Interval own = OwnKeys(sequence, head, queries);
+  for (int64_t at = queries.begin; at < queries.end; at += simd::kTileQueries) {
+    const int64_t count = std::min(simd::kTileQueries, queries.end - at);
+    const int64_t key = at + diagonal;
+    const bool have_own = key >= own.begin && key + count <= own.end;
+    float scores[simd::kTileQueries];
+    if (have_own) {
+      PairScores(Part(q, at - queries.begin, count),
+                 Part(k, key - own.begin, count), scores);
+    }
+    const int64_t panel = QueryPanel(sequence, head, at);
     float floor = kInfinity;
-    ForSeeing(sequence, q, [&](int64_t i, Interval keys) {
+    ForSeeing(sequence, at, [&](int64_t i, Interval keys) {
       const int64_t position = i + diagonal;
       const int64_t nearest = std::clamp(position, keys.begin, keys.end - 1);
-      const float least =
-          -Greatest(query_norm_[panel],
-                    key_norm_[KeyTile(sequence, kv_head, nearest)]) -
-          slope * static_cast<float>(std::abs(position - nearest));
-      floor = Lower(floor, least);
+      const float most = Greatest(
+          query_norm_[panel], key_norm_[KeyTile(sequence, kv_head, nearest)]);
+      // A hundredth for rounding.
+      const float score = have_own && nearest == position
+                              ? scores[i - at] - 0.01f * most
+                              : -most;
+      floor = Lower(floor, score - slope * static_cast<float>(
+                                               std::abs(position - nearest)));
     });
     floor_[panel] = floor;
   }

@@ -32,12 +32,17 @@ class AlibiReach {
   void SeeQueries(int64_t sequence, int64_t head, Interval queries,
                   const simd::Rows& q) const;
 
-  // What the logsumexp of the queries is not below: by the nearest keys, which
-  // must have been seen as the queries have, or by itself. `lse` and `delta`:
-  // float or double as the problem's accumulator. Where one of them is not
-  // finite there is something that P = 0 would not take away.
-  void BoundByNearestKey(int64_t sequence, int64_t head,
-                         Interval queries) const;
+  // What the logsumexp of the queries is not below: the score of the nearest
+  // key each sees, where that is the one at its own position, else what it must
+  // be by norms (of keys that have been seen). `q`: rows of the queries, `k`:
+  // of OwnKeys(), which may be empty.
+  void BoundByNearestKey(int64_t sequence, int64_t head, Interval queries,
+                         const simd::Rows& q, const simd::Rows& k) const;
+  Interval OwnKeys(int64_t sequence, int64_t head, Interval queries) const;
+
+  // The logsumexp itself. `lse` and `delta`: float or double as the problem's
+  // accumulator. Where one of them is not finite there is something that P = 0
+  // would not take away.
   void BoundByStatistics(int64_t sequence, int64_t head, Interval queries,
                          const void* lse, const void* delta) const;
 
@@ -53,7 +58,10 @@ class AlibiReach {
   // What no score exceeds, and none of them its negative, but for ALiBi.
   float Greatest(float query_norm, float key_norm) const;
   // Greatest norm of at most 32 rows; NaN if one is not finite.
-  float Norm(const simd::Rows& rows, int64_t first, int64_t count) const;
+  float Norm(const simd::Rows& rows) const;
+  // Scores of row i of `q` and row i of `k` without ALiBi, of at most 32 rows.
+  void PairScores(const simd::Rows& q, const simd::Rows& k,
+                  float* scores) const;
   // Calls take(i) for the queries of the panel at `q` that see a key.
   template <class Take>
   void ForSeeing(int64_t sequence, int64_t q, const Take& take) const;

@@ -202,7 +202,14 @@ void ForwardRun::RunItem(Worker* worker, const ForwardItem& item) const {
   engine_.pack(simd::Role::kScoreRight, q, place.padded_queries, false,
                worker->q_score);
   alibi_reach_.SeeQueries(item.sequence, item.head, place.queries, q);
-  alibi_reach_.BoundByNearestKey(item.sequence, item.head, place.queries);
+  const Interval own =
+      alibi_reach_.OwnKeys(item.sequence, item.head, place.queries);
+  const simd::Rows own_keys =
+      own.empty() ? simd::Rows()
+                  : worker->rows.Read(problem_.k, rows.batch, kv_head,
+                                      rows.k_begin + own.begin, own.size(), 1);
+  alibi_reach_.BoundByNearestKey(item.sequence, item.head, place.queries, q,
+                                 own_keys);
   simd::ForwardBlock block;
   bool outgrown = false;
   block.outgrown = &outgrown;

@@ -122,7 +122,10 @@ class Reach {
         reach_->SeeQueries(0, h, queries,
                            RowsOf(p.q, 0, h, at, queries.size()));
         if (!statistics) {
-          reach_->BoundByNearestKey(0, h, queries);
+          const Interval own = reach_->OwnKeys(0, h, queries);
+          reach_->BoundByNearestKey(0, h, queries,
+                                    RowsOf(p.q, 0, h, at, queries.size()),
+                                    RowsOf(p.k, 0, 0, own.begin, own.size()));
           continue;
         }
         std::vector<float> lse, delta;
@@ -175,13 +178,13 @@ const std::vector<float> kSlopes = {1.0f, 0.01f};
 
 TEST(AlibiReach, HidesWhatCountsForNothing) {
   const Attention full(300, 300, kSlopes);
-  // 70 of exponentials and scores of at most some 8; twice for the bound.
-  ExpectReach(full, Reach(full), 95);
+  // 70 of exponentials and scores of at most some 8.
+  ExpectReach(full, Reach(full), 88);
   ExpectReach(full, Reach(full, true), 85);
   AttentionOptions causal;
   causal.causal = Causal::kTopLeft;
   const Attention shifted(200, 300, kSlopes, causal);
-  // The nearest key that query i sees is 100 away, and counts.
+  // The nearest key that query i sees is 100 away, and is bounded by norms.
   ExpectReach(shifted, Reach(shifted), 195);
   ExpectReach(shifted, Reach(shifted, true), 185);
 }
