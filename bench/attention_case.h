@@ -39,7 +39,7 @@ struct AttentionCase {
 
   // Multiply-adds count two: 4 (forward) and 10 (backward) times visible
   // (query, key) pairs times head_dim; a causal triangle counts as half of the
-  // square.
+  // square, and pairs that ALiBi leaves out as all others.
   double Flops() const;
   int64_t TotalQueries() const;  // of an element of the batch, or packed
   int64_t TotalKeys() const;

@@ -96,7 +96,7 @@ TEST(AttentionAlibi, SteepSlopesWithOptions) {
         c->lengths_q = {7, 190, 0, 33, 140};
         c->lengths_k = {9, 200, 5, 31, 150};
       },
-      // A mask that hides nothing: whatever it might have hidden.
+      // Beside a mask nothing is left out.
       [](AttentionCase* c) {
         c->bias = DType::kBool;
         c->bias_masked = 0.3;
