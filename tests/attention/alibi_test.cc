@@ -63,6 +63,25 @@ TEST(AttentionAlibi, SteepSlopes) {
   }
 }
 
+// Queries far behind the first keys: scores grow along more of them than one
+// running maximum serves for, slowly, fast and by more than a float holds.
+TEST(AttentionAlibi, ScoresGrowTowardsTheQueries) {
+  const Contexts contexts({1, 2, 16});
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    for (const double slope : {0.01, 0.03, 0.06, 0.125, 0.25, 0.5, 1.0}) {
+      if (dtype != DType::kBF16 && CasesOfSixteen() < 16) continue;
+      AttentionCase c = BaseCase(dtype, dtype == DType::kBF16 ? 128 : 64);
+      c.heads = 1;
+      c.nq = 90;
+      c.nk = CasesOfSixteen() == 16 ? 1250 : 700;
+      c.want_dq = c.want_dk = c.want_dv = c.want_dalibi = false;
+      ExpectWithSlopes(c, contexts, [&](AttentionInputs* in) {
+        Set(in->alibi_slopes.view, {0, 0, 0, 0}, slope);
+      });
+    }
+  }
+}
+
 TEST(AttentionAlibi, SteepSlopesWithOptions) {
   const Contexts contexts({1, 2});
   const std::vector<std::function<void(AttentionCase*)>> options = {
