@@ -93,6 +93,13 @@ float AlibiReach::Norm(const simd::Rows& rows) const {
   return most;
 }
 
+void AlibiReach::Norms(const simd::Rows& rows, int64_t size,
+                       float* norms) const {
+  for (int64_t first = 0; first < rows.rows; first += size) {
+    *norms++ = Norm(Part(rows, first, std::min(size, rows.rows - first)));
+  }
+}
+
 void AlibiReach::PairScores(const simd::Rows& q, const simd::Rows& k,
                             float* scores) const {
   const double softcap = problem_.options.softcap;
@@ -126,21 +133,14 @@ int64_t AlibiReach::KeyTile(int64_t sequence, int64_t kv_head,
 void AlibiReach::SeeKeys(int64_t sequence, int64_t kv_head, Interval keys,
                          const simd::Rows& k) const {
   if (!wanted_) return;
-  for (int64_t at = keys.begin; at < keys.end; at += simd::kTileKeys) {
-    const int64_t count = std::min(simd::kTileKeys, keys.end - at);
-    key_norm_[KeyTile(sequence, kv_head, at)] =
-        Norm(Part(k, at - keys.begin, count));
-  }
+  Norms(k, simd::kTileKeys, key_norm_ + KeyTile(sequence, kv_head, keys.begin));
 }
 
 void AlibiReach::SeeQueries(int64_t sequence, int64_t head, Interval queries,
                             const simd::Rows& q) const {
   if (!wanted_ || !Steep(sequence, head)) return;
-  for (int64_t at = queries.begin; at < queries.end; at += simd::kTileQueries) {
-    const int64_t count = std::min(simd::kTileQueries, queries.end - at);
-    query_norm_[QueryPanel(sequence, head, at)] =
-        Norm(Part(q, at - queries.begin, count));
-  }
+  Norms(q, simd::kTileQueries,
+        query_norm_ + QueryPanel(sequence, head, queries.begin));
 }
 
 template <class Take>

@@ -59,6 +59,8 @@ class AlibiReach {
   float Greatest(float query_norm, float key_norm) const;
   // Greatest norm of at most 32 rows; NaN if one is not finite.
   float Norm(const simd::Rows& rows) const;
+  // That of each `size` rows, at most 32.
+  void Norms(const simd::Rows& rows, int64_t size, float* norms) const;
   // Scores of row i of `q` and row i of `k` without ALiBi, of at most 32 rows.
   void PairScores(const simd::Rows& q, const simd::Rows& k,
                   float* scores) const;
