@@ -61,11 +61,13 @@ class Case:
     def name(self):
         name = (f"{self.direction}/{self.dtype}/B{self.batch}/H{self.heads}/KV{self.kv_heads}/"
                 f"N{self.length}/D{self.head_dim}/{self.mask}/T{self.threads}")
-        if self.option:
-            name += f"/{self.option}"
-        if "bias" in self.option and self.dtype != "f32":
-            name += f"_{self.dtype}"
-        return name
+        return f"{name}/{self.option_name}" if self.option else name
+
+    @property
+    def option_name(self):
+        """As bench_attention has it: a mask of the inputs' dtype, which it takes for f32 if none is named."""
+        own_dtype = "bias" in self.option and self.dtype != "f32"
+        return f"{self.option}_{self.dtype}" if own_dtype else self.option
 
     @property
     def flops(self):
@@ -77,14 +79,14 @@ class Case:
     def parse(name):
         match = re.fullmatch(
             r"(forward|backward|both)/(bf16|f16|f32)/B(\d+)/H(\d+)/KV(\d+)/N(\d+)/D(\d+)/"
-            r"(full|causal)/T(\d+)(?:/(dbias|bias|dropout)(?:_(?:bf16|f16))?)?", name)
+            r"(full|causal)/T(\d+)(?:/((dbias|bias|dropout)(?:_(?:bf16|f16))?))?", name)
         if match is None:
             sys.exit(f"case {name!r} must look like {Case().name}")
         (direction, dtype, batch, heads, kv_heads, length, head_dim, mask, threads,
-         option) = match.groups()
+         option_name, option) = match.groups()
         case = Case(direction, dtype, int(batch), int(heads), int(kv_heads), int(length),
                     int(head_dim), mask == "causal", int(threads) or CORES, option or "")
-        if case.name.split("/T")[1].partition("/")[2] != name.split("/T")[1].partition("/")[2]:
+        if case.option_name != (option_name or ""):
             sys.exit(f"case {name!r} must name a mask of its own dtype, as {case.name} does")
         return case
 
