@@ -9,6 +9,7 @@
 
 #include "src/simd/amx_math-inl.h"
 #include "src/simd/amx_tile-inl.h"
+#include "src/simd/engine.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
@@ -22,10 +23,9 @@ HWY_INLINE bool HaveMaxima(const float* m) {
 }
 
 // Whether a strip's sums of P for 32 queries show that the maxima of the strips
-// before served for it too: floats are as precise at 2^16 as they are below 1,
-// and leave V and the sums another 2^100.
+// before served for it too.
 HWY_INLINE bool SumsAreLow(const float* sum) {
-  const __m512 most = _mm512_set1_ps(65536.0f);
+  const __m512 most = _mm512_set1_ps(kMostOfServing);
   return (_mm512_cmp_ps_mask(_mm512_loadu_ps(sum), most, _CMP_NLE_UQ) |
           _mm512_cmp_ps_mask(_mm512_loadu_ps(sum + 16), most, _CMP_NLE_UQ)) ==
          0;

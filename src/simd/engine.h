@@ -140,6 +140,11 @@ struct BackwardBlock : Block {
   double* alibi_gradient = nullptr;
 };
 
+// Maxima that were taken before some keys serve for them too while no sum of
+// exp(S - m) is more: floats are as precise at 2^16 as they are below 1, and
+// leave V and the sums another 2^100.
+inline constexpr float kMostOfServing = 65536.0f;
+
 // Running state of forward rows: m (maximum), l (sum of exp(S - m)), and the
 // accumulator of O^T.
 struct ForwardBlock : Block {

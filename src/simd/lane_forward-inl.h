@@ -122,11 +122,11 @@ class LaneForward : LaneProducts<Op> {
   }
 
   // P and its sums from S as it leaves the registers, with the maxima of the
-  // keys before: floats are as precise at 2^16 as they are below 1. Returns
-  // whether the sums show that those maxima served; NaN does not.
+  // keys before. Returns whether the sums show that those maxima served; NaN
+  // does not.
   bool ExpInRegisters(const Panel& p) const {
     const D d;
-    const auto most = hn::Set(d, T(65536));
+    const auto most = hn::Set(d, T(kMostOfServing));
     for (size_t col = 0; col < PanelWidth(d); col += hn::Lanes(d)) {
       const auto max = hn::Load(d, p.row_max + col);
       hn::Store(Shift<Op::kForwardExpDegree, false>(d, max), d, shift_ + col);
