@@ -78,6 +78,9 @@ bool ParseSize(const std::string& part, AttentionCase* c) {
   } else if (key == "window") {
     c->window = value;
     c->causal = true;
+  } else if (key == "mask") {
+    c->document = value;
+    c->mask = true;
   } else {
     return false;
   }
@@ -241,7 +244,8 @@ std::vector<AttentionCase> PaperSuite() {
 // Blanks between them.
 constexpr char kOptionCases[] =
     "N2048 N2048/bias N2048/dbias N2048/bias_bf16 N2048/dbias_bf16 N2048/mask "
-    "N2048/dropout N2048/softcap N2048/alibi N2048/sinks N2048/exact "
+    "N2048/mask500 N2048/dropout N2048/softcap N2048/alibi N2048/sinks "
+    "N2048/exact "
     "N16384/H1/causal N16384/H1/window256 B8/N512 packed512x8 B8/N512/causal "
     "packed512x8/causal N3091 packed3000-700-200-150-20-10-8x2 N3091/causal "
     "packed3000-700-200-150-20-10-8x2/causal";
@@ -267,6 +271,12 @@ std::vector<AttentionCase> OptionsSuite() {
 
 // Visible pairs of a query and a key.
 double Pairs(const AttentionCase& c, int64_t queries, int64_t keys) {
+  if (c.document > 0 && std::max(queries, keys) > c.document) {
+    const int64_t length = c.document;
+    return Pairs(c, std::min(queries, length), std::min(keys, length)) +
+           Pairs(c, std::max<int64_t>(0, queries - length),
+                 std::max<int64_t>(0, keys - length));
+  }
   if (c.window == 0) {
     return static_cast<double>(queries) * static_cast<double>(keys) /
            (c.causal ? 2 : 1);
@@ -329,6 +339,7 @@ std::string AttentionCase::Name() const {
     if (bias_dtype != DType::kF32) name << '_' << NameOf(bias_dtype);
   }
   if (mask) name << "/mask";
+  if (document > 0) name << document;
   if (dropout) name << "/dropout";
   if (softcap) name << "/softcap";
   if (alibi) name << "/alibi";
@@ -351,7 +362,7 @@ bool ParseCase(const std::string& name, AttentionCase* result,
              "bf16, f16, f32, f64, B1, H8, KV2, N2048, N512x1024, "
              "packed700-20x3, D128, full, "
              "causal, T1, T0, fast, high, exact, window256, bias, dbias, "
-             "bias_bf16, mask, dropout, softcap, alibi, sinks";
+             "bias_bf16, mask, mask500, dropout, softcap, alibi, sinks";
     return false;
   }
   if (c.kv_heads == 0) c.kv_heads = c.heads;

@@ -32,6 +32,8 @@ struct AttentionCase {
   bool dbias = false;  // and its gradient
   DType bias_dtype = DType::kF32;
   bool mask = false;  // boolean [1, 1, queries, keys], all visible
+  // > 0: with mask, of documents: so many positions see one another.
+  int64_t document = 0;
   bool dropout = false;
   bool softcap = false;
   bool alibi = false;

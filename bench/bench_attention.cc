@@ -133,7 +133,12 @@ struct Problem {
     if (c.bias) {
       options.bias = Add(c.bias_dtype, 1, h, queries, keys);
     } else if (c.mask) {
-      options.bias = Add(DType::kBool, 1, 1, queries, keys);
+      const TensorView mask = Add(DType::kBool, 1, 1, queries, keys);
+      char* const shown = static_cast<char*>(mask.data);
+      for (int64_t i = 0; c.document > 0 && i < queries * keys; ++i) {
+        shown[i] = i / keys / c.document == i % keys / c.document;
+      }
+      options.bias = mask;
     }
     if (c.dropout) options.dropout_p = 0.1;
     if (c.softcap) options.softcap = 30.0;
