@@ -268,10 +268,9 @@ struct BackwardPass {
     const bool streams = dbias.given() && engine.streams_scores &&
                          !use.share_batch && !use.share_heads &&
                          !SharesQueries(dbias, problem);
-    // Sums of blocks, and the plain pass where a mask hides nothing of one.
-    use.fixed_blocks = (args.dbias.given() && !streams) ||
-                       args.dalibi_slopes.given() ||
-                       args.options.bias.dtype == DType::kBool;
+    // Sums of blocks.
+    use.fixed_blocks =
+        (args.dbias.given() && !streams) || args.dalibi_slopes.given();
     use.threads = threads;
     PlanBackward(problem, engine, use, plan);
   }

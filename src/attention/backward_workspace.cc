@@ -18,7 +18,7 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
       engine_(engine),
       row_kernels_(*simd::RowKernelsFor(engine.accumulator, targets)),
       staging_(*simd::StagingKernelsFor(engine.accumulator, targets)),
-      bias_tiles_(problem, carver),
+      bias_tiles_(problem, args.dbias.given(), targets, carver),
       alibi_reach_(problem, row_kernels_, carver),
       bias_rows_(block_dbias(), problem, engine, carver) {
   const int64_t wave_queries = plan.wave_heads * problem.group();
@@ -73,7 +73,7 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
 
 BackwardRun::Worker::Worker(const BackwardRun& run, Carver* carver)
     : scores(run.problem_, run.engine_, run.staging_, run.bias_tiles_,
-             run.alibi_reach_, run.plan_.blocks, run.block_dbias().given(),
+             run.alibi_reach_, run.plan_.blocks,
              run.args_.dalibi_slopes.given(), carver),
       rows({run.problem_.q, run.problem_.k, run.problem_.v, run.args_.out,
             run.args_.dout, run.args_.dq, run.args_.dk, run.args_.dv},

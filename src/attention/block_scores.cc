@@ -8,8 +8,7 @@ BlockScores::BlockScores(const Problem& problem, const simd::Engine& engine,
                          const BiasTiles& bias_tiles,
                          const AlibiReach& alibi_reach,
                          const simd::BlockSizes& largest,
-                         bool want_bias_gradient, bool want_alibi_gradient,
-                         Carver* carver)
+                         bool want_alibi_gradient, Carver* carver)
     : problem_(problem),
       engine_(engine),
       staging_(staging),
@@ -17,7 +16,6 @@ BlockScores::BlockScores(const Problem& problem, const simd::Engine& engine,
       alibi_reach_(alibi_reach),
       positions_(problem.options.alibi_slopes.given() || want_alibi_gradient),
       tile_stride_(CeilDiv(largest.queries, simd::kTileQueries) + 1),
-      want_bias_gradient_(want_bias_gradient),
       stream_dropout_(engine.streams_scores) {
   const size_t element = SizeOf(engine.accumulator);
   const size_t queries = static_cast<size_t>(largest.queries);
@@ -41,48 +39,41 @@ simd::StagedShape BlockScores::Shape(const BlockPlace& place) const {
           place.padded_keys, engine_.query_panel};
 }
 
-bool BlockScores::FindTiles(const BlockPlace& place, bool reach_ends,
-                            bool* hidden) {
+BlockScores::TileSum BlockScores::FindTiles(const BlockPlace& place,
+                                            bool in_range, bool reach_ends) {
+  using simd::TileState;
   const Mask& mask = problem_.sequences[place.sequence].mask;
   const int64_t columns = CeilDiv(place.padded_queries, simd::kTileQueries);
   const int64_t rows = CeilDiv(place.padded_keys, simd::kTileKeys);
-  bool all_visible = true;
-  *hidden = true;
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t k = place.keys.begin + r * simd::kTileKeys;
-    for (int64_t c = 0; c < columns; ++c) {
-      const int64_t q = place.queries.begin + c * simd::kTileQueries;
-      simd::TileState state =
-          mask.State({q, std::min(q + simd::kTileQueries, place.queries.end)},
-                     {k, k + simd::kTileKeys});
-      if (state != simd::TileState::kHidden &&
-          ((bias_tiles_.known() &&
-            bias_tiles_.State(place.sequence, place.head, q, k) ==
-                simd::TileState::kHidden) ||
-           (reach_ends &&
-            alibi_reach_.Hides(place.sequence, place.head, q, k)))) {
-        state = simd::TileState::kHidden;
+  TileSum sum;
+  for (int64_t c = 0; c < columns; ++c) {
+    const int64_t q = place.queries.begin + c * simd::kTileQueries;
+    const Interval queries = {
+        q, std::min(q + simd::kTileQueries, place.queries.end)};
+    const bool by_bias = bias_tiles_.known() && !queries.empty();
+    const TileState* const of_bias =
+        by_bias ? bias_tiles_.Row(place.sequence, place.head, q) : nullptr;
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t k = place.keys.begin + r * simd::kTileKeys;
+      TileState state = in_range && !queries.empty()
+                            ? TileState::kVisible
+                            : mask.State(queries, {k, k + simd::kTileKeys});
+      if (of_bias != nullptr && state != TileState::kHidden) {
+        const TileState shown = of_bias[k / simd::kTileKeys];
+        if (shown == TileState::kHidden) state = shown;
+        sum.some_by_bias |= shown == TileState::kPartial;
+        if (MasksByTiles()) state = std::min(state, shown);
+      }
+      if (reach_ends && state != TileState::kHidden &&
+          alibi_reach_.Hides(place.sequence, place.head, q, k)) {
+        state = TileState::kHidden;
       }
       tiles_[r * tile_stride_ + c] = state;
-      all_visible &= state == simd::TileState::kVisible;
-      *hidden &= state == simd::TileState::kHidden;
+      sum.all_visible &= state == TileState::kVisible;
+      sum.hidden &= state == TileState::kHidden;
     }
   }
-  return all_visible;
-}
-
-simd::ScoreMatrix MatrixOf(const ConstTensorView& view, int64_t batch,
-                           int64_t head, int64_t query, int64_t key) {
-  const auto index = [&view](int dim, int64_t i) {
-    return view.sizes[dim] == 1 ? 0 : i;
-  };
-  simd::ScoreMatrix matrix;
-  matrix.data =
-      At(view, index(0, batch), index(1, head), index(2, query), index(3, key));
-  matrix.dtype = view.dtype;
-  matrix.query_stride = view.sizes[2] == 1 ? 0 : view.strides[2];
-  matrix.key_stride = view.sizes[3] == 1 ? 0 : view.strides[3];
-  return matrix;
+  return sum;
 }
 
 simd::RowsAhead BlockScores::BiasAhead(const BlockPlace& place) const {
@@ -123,13 +114,15 @@ bool BlockScores::PrepareAs(const BlockPlace& place, simd::Block* block) {
   const simd::TileState whole =
       mask.State(place.queries, {k0, k0 + place.padded_keys});
   if (whole == simd::TileState::kHidden) return false;
+  bool bias_matters = options.bias.given();
   const bool reach_ends = alibi_reach_.MayHide(place.sequence, place.head,
                                                place.queries, place.keys);
   if (whole != simd::TileState::kVisible || bias_tiles_.known() || reach_ends) {
-    bool hidden = false;
-    const bool all_visible = FindTiles(place, reach_ends, &hidden);
-    if (hidden) return false;
-    if (!all_visible) {
+    const TileSum sum =
+        FindTiles(place, whole == simd::TileState::kVisible, reach_ends);
+    if (sum.hidden) return false;
+    bias_matters &= !bias_tiles_.is_mask() || sum.some_by_bias;
+    if (!sum.all_visible) {
       block->tiles = tiles_;
       block->tile_stride = tile_stride_;
       T* begin = static_cast<T*>(visible_begin_);
@@ -157,13 +150,13 @@ bool BlockScores::PrepareAs(const BlockPlace& place, simd::Block* block) {
     score.alibi_slope = AlibiSlope(problem_, place.sequence, place.head);
     score.query_position = position;
   }
-  if (options.bias.given() &&
-      (want_bias_gradient_ ||
-       !bias_tiles_.AllVisible(place.sequence, place.head, place.queries,
-                               place.keys))) {
+  if (bias_matters) {
     const simd::ScoreMatrix matrix = MatrixOf(
         options.bias, sequence.batch, place.head, place.queries.begin, k0);
-    if (engine_.streams_scores) {
+    if (MasksByTiles()) {
+      score.mask_stream = {&staging_, matrix, place.queries.size(),
+                           place.keys.size(), false};
+    } else if (engine_.streams_scores) {
       score.bias_stream = {&staging_, matrix, place.queries.size(),
                            place.keys.size(), false};
       // What the scan has not told. Tiles that it has were looked at.

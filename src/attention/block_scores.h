@@ -30,19 +30,13 @@ struct BlockPlace {
   Interval next_keys;
 };
 
-// Scores from (query, key) on in a view of [B or 1, H or 1, Nq or 1, Nk or 1];
-// a dimension of 1 is every index.
-simd::ScoreMatrix MatrixOf(const ConstTensorView& view, int64_t batch,
-                           int64_t head, int64_t query, int64_t key);
-
 // One worker's buffers. `largest` bounds every block.
 class BlockScores {
  public:
   BlockScores(const Problem& problem, const simd::Engine& engine,
               const simd::StagingKernels& staging, const BiasTiles& bias_tiles,
               const AlibiReach& alibi_reach, const simd::BlockSizes& largest,
-              bool want_bias_gradient, bool want_alibi_gradient,
-              Carver* carver);
+              bool want_alibi_gradient, Carver* carver);
 
   // Fills everything of `block` but the operands and the engine's scratch;
   // false when no element is visible.
@@ -54,12 +48,23 @@ class BlockScores {
   template <typename T>
   bool PrepareAs(const BlockPlace& place, simd::Block* block);
 
+  // The bias is a mask, which the engine reads where tiles are kPartial.
+  bool MasksByTiles() const {
+    return engine_.streams_scores && bias_tiles_.is_mask();
+  }
+
   // What the block after `place` will stage of its bias.
   simd::RowsAhead BiasAhead(const BlockPlace& place) const;
 
-  // Returns whether all tiles are visible; `hidden` when none is. `reach_ends`:
+  // What the tiles of a block are.
+  struct TileSum {
+    bool all_visible = true;
+    bool hidden = true;         // all of them
+    bool some_by_bias = false;  // bias, or a mask, is to be looked at
+  };
+  // `in_range`: every query sees all keys, but for bias. `reach_ends`:
   // AlibiReach may hide some.
-  bool FindTiles(const BlockPlace& place, bool reach_ends, bool* hidden);
+  TileSum FindTiles(const BlockPlace& place, bool in_range, bool reach_ends);
 
   const Problem& problem_;
   const simd::Engine& engine_;
@@ -74,7 +79,6 @@ class BlockScores {
   void* position_;
   void* bias_ = nullptr;
   void* dropout_ = nullptr;
-  bool want_bias_gradient_;
   bool stream_dropout_;
 };
 

@@ -96,7 +96,7 @@ ForwardRun::ForwardRun(const AttentionForwardArgs& args, const Problem& problem,
       engine_(engine),
       row_kernels_(*simd::RowKernelsFor(engine.accumulator, targets)),
       staging_(*simd::StagingKernelsFor(engine.accumulator, targets)),
-      bias_tiles_(problem, carver),
+      bias_tiles_(problem, /*wants_gradient=*/false, targets, carver),
       alibi_reach_(problem, row_kernels_, carver) {
   const int64_t rows = plan.k_rows * problem.kv_heads;
   k_score_ = carver->Take(
@@ -110,7 +110,7 @@ ForwardRun::ForwardRun(const AttentionForwardArgs& args, const Problem& problem,
 
 ForwardRun::Worker::Worker(const ForwardRun& run, Carver* carver)
     : scores(run.problem_, run.engine_, run.staging_, run.bias_tiles_,
-             run.alibi_reach_, run.plan_.blocks, false, false, carver),
+             run.alibi_reach_, run.plan_.blocks, false, carver),
       rows({run.problem_.q, run.problem_.k, run.problem_.v, run.args_.out},
            run.engine_, run.row_kernels_,
            std::max(run.plan_.blocks.keys, run.plan_.blocks.queries), carver) {

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "src/common/half.h"
+#include "src/simd/mask_scan.h"
 
 namespace fa2::attention {
 namespace {
@@ -66,8 +67,7 @@ bool VisibleByBias(const Problem& problem, const Sequence& sequence,
   };
   const char* element = At(bias, index(0, sequence.batch), index(1, head),
                            index(2, i), index(3, j));
-  if (bias.dtype == DType::kBool) return *element != 0;
-  return Load(element, bias.dtype) != -std::numeric_limits<double>::infinity();
+  return !simd::Hides(element, bias.dtype);
 }
 
 // Calls body(d, value) for the non-finite elements of a row.

@@ -321,9 +321,7 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
       engine.forward_blocks(problem.head_dim, problem.value_dim);
   const int64_t owners = std::max<int64_t>(
       1, problem.q_heads * static_cast<int64_t>(problem.sequences.size()));
-  // A boolean mask takes another pass where it hides nothing of a block.
-  const bool as_large_as_liked = threads == 1 && engine.blocks_join &&
-                                 problem.options.bias.dtype != DType::kBool;
+  const bool as_large_as_liked = threads == 1 && engine.blocks_join;
   int64_t wanted = 1;
   if (!as_large_as_liked) {
     wanted = CeilDiv(kWantedItems, owners);

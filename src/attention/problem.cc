@@ -259,7 +259,14 @@ Status CheckInputs(const ConstTensorView& q, const ConstTensorView& k,
   p->dropout_scale =
       options.dropout_p < 1.0 ? 1.0 / (1.0 - options.dropout_p) : 0.0;
   FA2_RETURN_IF_ERROR(FindSequences(p));
-  return CheckScoreInputs(*p);
+  FA2_RETURN_IF_ERROR(CheckScoreInputs(*p));
+  // What a stride of 0 repeats is shared, as what has one element is.
+  ConstTensorView& bias = p->options.bias;
+  for (size_t i = 0; i < 4; ++i) {
+    if (bias.strides[i] == 0)
+      bias.sizes[i] = std::min<int64_t>(1, bias.sizes[i]);
+  }
+  return Status::Ok();
 }
 
 // lse, dlse, delta: [B, Hq, Nq, 1], or padded rows where lengths vary.
@@ -363,7 +370,7 @@ Status CheckBackward(const AttentionBackwardArgs& args, Problem* p) {
   FA2_RETURN_IF_ERROR(result({"dk", args.dk}, p->k.sizes, "the shape of k"));
   FA2_RETURN_IF_ERROR(result({"dv", args.dv}, p->v.sizes, "the shape of v"));
   if (args.dbias.given()) {
-    const ConstTensorView& bias = p->options.bias;
+    const ConstTensorView& bias = args.options.bias;
     if (!bias.given() || bias.dtype == DType::kBool) {
       return Status::InvalidArgument(
           std::string("dbias is given, but bias is ") +

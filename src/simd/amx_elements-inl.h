@@ -28,8 +28,8 @@ inline constexpr int kGivesSlopeGradient = 32;
 enum class FusedMode {
   kNone,    // nothing before this sub-block
   kPlain,   // P = exp(S - lse), dS = P (dP - delta)
-  kMasked,  // the same with a range of visible keys for each query
-  kBias,    // these with bits that tell what is visible
+  kMasked,  // the same with bits that tell what is visible, as all below
+  kBias,
   kBiasGradient,
   kAlibi,
   kSoftcap,
@@ -120,15 +120,6 @@ inline int GivenOptions(const ScoreOptions& o) {
 // The row of staged arrays where a sub-block, in panels, begins.
 inline int64_t StagedRow(const ScoreOptions& o, int64_t key, int64_t query) {
   return query * o.staged_key_rows + 32 * key;
-}
-
-// Row `key` of the block is visible to 16 queries.
-HWY_INLINE __mmask16 VisibleQueries(const float* begin, const float* end,
-                                    int64_t key) {
-  const __m512 k = _mm512_set1_ps(static_cast<float>(key));
-  return _mm512_mask_cmp_ps_mask(
-      _mm512_cmp_ps_mask(_mm512_loadu_ps(begin), k, _CMP_LE_OQ), k,
-      _mm512_loadu_ps(end), _CMP_LT_OQ);
 }
 
 // What the way back needs.

@@ -67,15 +67,12 @@ struct FusedBlock {
   uint8_t* ds;
   uint8_t* ds_pairs;  // as right operand
   const float* lse;
-  const float* lse2;  // lse * log2(e) + ExpOrigin
-  // Visible rows of each query, by key half: [begin, end).
-  const float* begin[2];
-  const float* end[2];
-  int64_t key;  // first row of the block
+  const float* lse2;        // lse * log2(e) + ExpOrigin
+  const uint16_t* visible;  // bits, as VisibleBits gives them
+  int64_t key;              // first row of the block
   int64_t query;
   // What modes with options take. Rows of 32 queries:
-  const uint16_t* visible;  // bits
-  const uint16_t* keep;     // bits, of dropout
+  const uint16_t* keep;  // bits, of dropout
   const float* bias;
   StreamFetch* fetch;  // of bias to come
   float* score_gradient;
@@ -166,12 +163,11 @@ HWY_INLINE void FuseRowPair(const FusedContext& c, const FusedBlock& b,
   const uint8_t* dp1 = b.dp[half][1] + at;
   __mmask16 m00 = 0, m01 = 0, m10 = 0, m11 = 0;
   if (kMasked) {
-    const float* begin = b.begin[half];
-    const float* end = b.end[half];
-    m00 = VisibleQueries(begin, end, b.key + row);
-    m01 = VisibleQueries(begin + 16, end + 16, b.key + row);
-    m10 = VisibleQueries(begin, end, b.key + row + 1);
-    m11 = VisibleQueries(begin + 16, end + 16, b.key + row + 1);
+    const uint16_t* visible = b.visible + 2 * row;
+    m00 = visible[0];
+    m01 = visible[1];
+    m10 = visible[2];
+    m11 = visible[3];
   }
   __m512 p00, p01, p10, p11, d00, d01, d10, d11;
   FuseVector<Variant, kMasked>(s0, dp0, scale, lse0, m00, p00, d00);

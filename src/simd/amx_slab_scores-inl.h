@@ -11,6 +11,7 @@
 #include "src/simd/amx_backward_scores-inl.h"
 #include "src/simd/amx_backward_scratch-inl.h"
 #include "src/simd/amx_bias-inl.h"
+#include "src/simd/amx_visible_bits-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
@@ -100,8 +101,6 @@ class SlabScores {
     f.lse = static_cast<const float*>(b_.lse) + 32 * query;
     f.key = 32 * key;
     f.query = 32 * query;
-    VisibleRanges(s_.sub_blocks.At(key, query), b_.score, query, f.begin,
-                  f.end);
   }
 
   // The same for modes with options.
@@ -132,15 +131,6 @@ class SlabScores {
       s_.position[i] =
           static_cast<const float*>(o.query_position)[32 * query + i] -
           static_cast<float>(32 * key);
-    }
-    f.visible = s_.all_visible;
-    if (s_.sub_blocks.At(key, query).visible()) return;
-    f.visible = s_.visible;
-    for (int r = 0; r < 32; ++r) {
-      for (int h = 0; h < 2; ++h) {
-        s_.visible[2 * r + h] = static_cast<uint16_t>(VisibleQueries(
-            f.begin[r / 16] + 16 * h, f.end[r / 16] + 16 * h, f.key + r));
-      }
     }
   }
 
@@ -261,6 +251,11 @@ class SlabScores {
           }
         }
         Place(chunk, slab, key, query, fused);
+        fused.visible = s_.all_visible;
+        if (!sub.visible()) {
+          VisibleBits(sub, b_.score, key, query, s_.visible);
+          fused.visible = s_.visible;
+        }
         mode = kPlainMode;
         if (started || (kPlainMode == FusedMode::kPlain && !sub.visible())) {
           mode = kOtherMode;

@@ -17,6 +17,7 @@
 #include "src/simd/amx_strip-inl.h"
 #include "src/simd/amx_transpose-inl.h"
 #include "src/simd/amx_visibility.h"
+#include "src/simd/amx_visible_bits-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
@@ -40,10 +41,7 @@ HWY_INLINE void ColumnMaxima(const uint8_t* s, __m512 (&max)[4]) {
 // A sub-block of S that is to be transformed.
 struct TransformBlock {
   uint8_t* s;
-  // [key half] ranges of 32 queries, read where kPartial.
-  const float* begin[2];
-  const float* end[2];
-  int64_t key;  // first row of the block
+  uint16_t visible[kVisibleWords];  // read where kPartial
   const float* bias;
   float position[32];  // of the queries, less `key`
 };
@@ -61,10 +59,7 @@ HWY_NOINLINE void TransformScores(const ScoreFactors& factors, int given,
         uint8_t* at = b.s + (2 * half + h) * kTileBytes + tile_row * 64;
         __m512 x = _mm512_load_ps(at);
         __mmask16 visible = 0xFFFF;
-        if (kPartial) {
-          visible = VisibleQueries(b.begin[half] + 16 * h, b.end[half] + 16 * h,
-                                   b.key + row);
-        }
+        if (kPartial) visible = b.visible[2 * row + h];
         if constexpr (kMode != FusedMode::kMasked) {
           ScoreSlopes slopes;
           x = Score<kMode, Variant::kFast, false>(
@@ -255,8 +250,7 @@ class StripMaxima {
     const ScoreOptions& o = b_.score;
     TransformBlock t;
     t.s = s;
-    VisibleRanges(sub, o, query, t.begin, t.end);
-    t.key = 32 * key;
+    if (!sub.visible()) VisibleBits(sub, o, key, query, t.visible);
     t.bias = nullptr;
     if (o.bias_stream.given()) {
       t.bias = bias_;

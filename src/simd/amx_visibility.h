@@ -3,7 +3,6 @@
 #ifndef FA2_SRC_SIMD_AMX_VISIBILITY_H_
 #define FA2_SRC_SIMD_AMX_VISIBILITY_H_
 
-#include <cmath>
 #include <cstdint>
 
 #include "src/simd/engine.h"
@@ -37,19 +36,18 @@ struct SubBlockMap {
     int64_t begin, end;
   };
   Range SeenKeys(int64_t query, Range keys) const {
-    while (keys.begin < keys.end && At(keys.begin, query).hidden()) {
-      ++keys.begin;
-    }
-    while (keys.begin < keys.end && At(keys.end - 1, query).hidden()) {
-      --keys.end;
-    }
-    return keys;
+    return Seen(first + query, queries, keys);
   }
   Range SeenQueries(int64_t key) const {
-    Range seen{0, queries};
-    while (seen.begin < seen.end && At(key, seen.begin).hidden()) ++seen.begin;
-    while (seen.begin < seen.end && At(key, seen.end - 1).hidden()) --seen.end;
-    return seen;
+    return Seen(first + key * queries, 1, {0, queries});
+  }
+
+ private:
+  static Range Seen(const SubBlock* line, int64_t stride, Range range) {
+    const auto hidden = [=](int64_t i) { return line[i * stride].hidden(); };
+    while (range.begin < range.end && hidden(range.begin)) ++range.begin;
+    while (range.begin < range.end && hidden(range.end - 1)) --range.end;
+    return range;
   }
 };
 
@@ -80,33 +78,6 @@ inline void ClassifySubBlocks(const Block& block, const SubBlockMap& map) {
   for (int64_t q = 0; q < queries; ++q) {
     const SubBlockMap::Range seen = map.SeenKeys(q, {0, keys});
     for (int64_t k = seen.begin; k < seen.end; ++k) mark(map.At(k, q));
-  }
-}
-
-// Ranges of 32 queries that see all keys; from end to end, of none.
-struct AllKeys {
-  constexpr AllKeys() {
-    for (float& x : begin) x = -HUGE_VALF;
-    for (float& x : end) x = HUGE_VALF;
-  }
-  float begin[32] = {};
-  float end[32] = {};
-};
-inline constexpr AllKeys kAllKeys;
-
-// The keys that the 32 queries of panel `query` see of each half of a
-// sub-block: [begin, end), in rows of the block.
-inline void VisibleRanges(const SubBlock& sub, const ScoreOptions& o,
-                          int64_t query, const float* begin[2],
-                          const float* end[2]) {
-  for (int half = 0; half < 2; ++half) {
-    begin[half] =
-        sub.half[half] == TileState::kHidden ? kAllKeys.end : kAllKeys.begin;
-    end[half] = kAllKeys.end;
-    if (sub.half[half] == TileState::kPartial) {
-      begin[half] = static_cast<const float*>(o.visible_begin) + 32 * query;
-      end[half] = static_cast<const float*>(o.visible_end) + 32 * query;
-    }
   }
 }
 

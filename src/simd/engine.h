@@ -59,10 +59,11 @@ struct ScoreOptions {
   // Distance |query_position[i] - k| of column i to row k of the block (k
   // counts from 0); needed with ALiBi.
   const void* query_position = nullptr;
-  // Column i sees rows begin[i] <= k < end[i] of the block. Read in kPartial
-  // tiles only.
+  // Column i sees rows begin[i] <= k < end[i] of the block, and of these what a
+  // mask shows (mask_scan.h). Read in kPartial tiles only.
   const void* visible_begin = nullptr;
   const void* visible_end = nullptr;
+  ScoreStream mask_stream;  // engines that do not take it get a bias
   // [query panel][key][query in panel], as produced by the staging functions of
   // score_staging.h; panels are Engine::query_panel wide and key_rows rows
   // high.
@@ -191,7 +192,7 @@ struct Engine {
   bool dropout_bits = false;
   // Takes bias_stream and ds_stream: what a whole block would stage passes
   // through a buffer that stays in L1, and is asked for ahead. Takes
-  // dropout_stream too, where DropoutBlock::by_lanes().
+  // mask_stream too, and dropout_stream where DropoutBlock::by_lanes().
   bool streams_scores = false;
 
   // Block sizes that suit the caches; multiples of the panels.

@@ -179,26 +179,22 @@ TEST_P(PlanTest, SumsDoNotDependOnThreads) {
 
 // The forward's blocks of keys never depend on the threads. Those of queries
 // may where blocks join: one thread takes large ones, several share them out.
-// Not where a boolean mask is left out of the blocks in which it hides nothing.
 TEST_P(PlanTest, ForwardBlocks) {
-  for (const bool mask : {false, true}) {
-    Problem problem = ProblemOf({2, 4096, 4096, 64, false});
-    if (mask) problem.options.bias.dtype = DType::kBool;
-    ForwardPlan alone;
-    PlanForward(problem, EngineOf(GetParam()), 1, &alone);
-    const int64_t queries = alone.blocks.queries;
-    EXPECT_EQ(queries, GetParam() && !mask ? 1024 : 128);
-    for (const int threads : {1, 2, 16, 64}) {
-      ForwardPlan plan;
-      PlanForward(problem, EngineOf(GetParam()), threads, &plan);
-      EXPECT_EQ(plan.blocks.keys, alone.blocks.keys);
-      EXPECT_EQ(plan.blocks.queries, threads == 1 ? queries : 128);
-      int64_t covered = 0;
-      for (const ForwardItem& item : plan.items) {
-        covered += plan.sequences[0].queries.Block(item.block).size();
-      }
-      EXPECT_EQ(covered, 2 * 4096);
+  const Problem problem = ProblemOf({2, 4096, 4096, 64, false});
+  ForwardPlan alone;
+  PlanForward(problem, EngineOf(GetParam()), 1, &alone);
+  const int64_t queries = alone.blocks.queries;
+  EXPECT_EQ(queries, GetParam() ? 1024 : 128);
+  for (const int threads : {1, 2, 16, 64}) {
+    ForwardPlan plan;
+    PlanForward(problem, EngineOf(GetParam()), threads, &plan);
+    EXPECT_EQ(plan.blocks.keys, alone.blocks.keys);
+    EXPECT_EQ(plan.blocks.queries, threads == 1 ? queries : 128);
+    int64_t covered = 0;
+    for (const ForwardItem& item : plan.items) {
+      covered += plan.sequences[0].queries.Block(item.block).size();
     }
+    EXPECT_EQ(covered, 2 * 4096);
   }
 }
 
