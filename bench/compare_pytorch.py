@@ -4,7 +4,7 @@
     bench/compare_pytorch.py --quick                      about five minutes
     bench/compare_pytorch.py                              the whole matrix: hours
     bench/compare_pytorch.py --suite fa2-paper            the FlashAttention-2 paper's setting, with its plot
-    bench/compare_pytorch.py --suite options              attn_mask, its gradient, dropout
+    bench/compare_pytorch.py --suite options              attn_mask, its gradient, boolean masks, dropout
     bench/compare_pytorch.py --case backward/bf16/B1/H8/KV8/N2048/D128/causal/T1
     bench/compare_pytorch.py --filter 'backward/bf16.*D128'
 
@@ -19,8 +19,8 @@ cut short goes on where it stopped. OUT.md is the table, OUT.png the plot (with 
 
 PyTorch runs its own fused kernel (flash_attention_for_cpu) for all cases but a mask's gradient and
 dropout, for which it has none; grouped heads use enable_gqa. Both sides read and write dense
-[B, H, N, D] arrays, compute all of dQ, dK, dV, and gradients have the inputs' dtype. A mask is
-additive, [1, H, N, N] in the inputs' dtype.
+[B, H, N, D] arrays, compute all of dQ, dK, dV, and gradients have the inputs' dtype. A bias is
+[1, H, N, N] in the inputs' dtype, a mask boolean, [1, 1, N, N]: all true, or of documents of 500.
 """
 
 import argparse
@@ -51,7 +51,7 @@ class Case:
     head_dim: int = 128
     causal: bool = False
     threads: int = 1
-    option: str = ""  # bias, dbias (its gradient too), dropout
+    option: str = ""  # bias, dbias (its gradient too), mask, mask500 (of documents), dropout
 
     @property
     def mask(self):
@@ -70,8 +70,15 @@ class Case:
         return f"{self.option}_{self.dtype}" if own_dtype else self.option
 
     @property
+    def document(self):
+        """How many positions see one another, or 0: all."""
+        return int(self.option.removeprefix("mask") or 0) if self.option.startswith("mask") else 0
+
+    @property
     def flops(self):
-        pairs = self.length ** 2 / (2 if self.causal else 1)
+        documents, rest = divmod(self.length, self.document or self.length)
+        pairs = documents * (self.document or self.length) ** 2 + rest ** 2
+        pairs /= 2 if self.causal else 1
         per_pair = {"forward": 4, "backward": 10, "both": 14}[self.direction]
         return per_pair * self.batch * self.heads * pairs * self.head_dim
 
@@ -79,7 +86,7 @@ class Case:
     def parse(name):
         match = re.fullmatch(
             r"(forward|backward|both)/(bf16|f16|f32)/B(\d+)/H(\d+)/KV(\d+)/N(\d+)/D(\d+)/"
-            r"(full|causal)/T(\d+)(?:/((dbias|bias|dropout)(?:_(?:bf16|f16))?))?", name)
+            r"(full|causal)/T(\d+)(?:/((dbias|bias|mask\d*|dropout)(?:_(?:bf16|f16))?))?", name)
         if match is None:
             sys.exit(f"case {name!r} must look like {Case().name}")
         (direction, dtype, batch, heads, kv_heads, length, head_dim, mask, threads,
@@ -137,7 +144,7 @@ def paper_suite():
 def options_suite():
     for threads in thread_counts():
         heads = 4 if threads == 1 else 16
-        for option in ("bias", "dbias", "dropout"):
+        for option in ("bias", "dbias", "mask", "mask500", "dropout"):
             # Where a mask wants its gradient PyTorch's forward is another one too.
             for direction in ("both",) if option == "dbias" else ("forward", "backward", "both"):
                 for dtype in ("bf16", "f32"):
@@ -168,6 +175,9 @@ class PyTorch:
         if "bias" in case.option:
             self.mask = torch.randn(1, case.heads, case.length, case.length).to(dtype)
             self.mask.requires_grad_(case.option == "dbias")
+        elif case.option.startswith("mask"):
+            position = torch.arange(case.length) // (case.document or case.length)
+            self.mask = (position[:, None] == position)[None, None]
         torch.set_num_threads(case.threads)
         self.out = self.forward()
 
