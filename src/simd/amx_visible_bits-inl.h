@@ -94,9 +94,8 @@ inline HWY_NOINLINE void VisibleBits(const SubBlock& sub, const ScoreOptions& o,
     if (sub.half[half] == TileState::kPartial) some |= keys;
   }
   alignas(64) uint32_t masked[32];
-  if (o.mask_stream.given()) {
-    MaskedKeys(StreamPart(o.mask_stream, key, query), masked);
-  }
+  const bool by_mask = some != 0 && o.mask_stream.given();
+  if (by_mask) MaskedKeys(StreamPart(o.mask_stream, key, query), masked);
   for (int half = 0; half < 2; ++half) {
     __m512i keys = _mm512_setzero_si512();
     if (some != 0) {
@@ -106,7 +105,7 @@ inline HWY_NOINLINE void VisibleBits(const SubBlock& sub, const ScoreOptions& o,
           KeysFrom(static_cast<const float*>(o.visible_begin) + column,
                    32 * key));
     }
-    if (o.mask_stream.given()) {
+    if (by_mask) {
       keys = _mm512_and_si512(keys, _mm512_load_si512(masked + 16 * half));
     }
     keys = _mm512_or_si512(

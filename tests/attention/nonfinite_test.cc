@@ -306,7 +306,8 @@ TEST(AttentionNonfinite, ScoresGrowAlongTheKeys) {
                                                         {DType::kF16, 64}};
   for (const auto& [dtype, head_dim] : kinds) {
     for (size_t i = 0; i < growths.size(); ++i) {
-      for (const std::string option : {"", "dropout", "alibi", "softcap"}) {
+      for (const std::string option :
+           {"", "dropout", "alibi", "softcap", "mask"}) {
         SCOPED_TRACE(option);
         AttentionCase c;
         c.dtype = dtype;
@@ -317,6 +318,10 @@ TEST(AttentionNonfinite, ScoresGrowAlongTheKeys) {
         c.dropout_p = option == "dropout" ? 0.25 : 0.0;
         c.alibi = option == "alibi";
         c.softcap = option == "softcap" ? 30.0 : 0.0;
+        if (option == "mask") {
+          c.bias = DType::kBool;
+          c.bias_masked = 0.1;
+        }
         c.want_dq = c.want_dk = c.want_dv = false;
         c.causal = i % 2 == 0 ? Causal::kNone : Causal::kBottomRight;
         // The score is the sum of scale q k.
