@@ -43,8 +43,10 @@ void Team::Help(int worker) {
       wait();
       continue;
     }
-    // Either the leader sees this, or the step is seen to be over.
-    mine.store(step);
+    // Either the leader sees this, or the step is seen to be over. Exchanges,
+    // since qemu 7.2 on x86 lets a load overtake an Arm store before it (stlr,
+    // ldar); on x86 a store of this kind is one anyway.
+    mine.exchange(step);
     if (step_.load() == step) TakeItems(worker);
     mine.store(0);
     done = step;
@@ -70,7 +72,7 @@ void Team::Run(int64_t items, Function function, const void* body) {
     launcher_->Launch(this, num_threads_ - 1);
   }
   TakeItems(leader_);
-  step_.store(0);
+  step_.exchange(0);
   for (int w = 0; w < num_threads_; ++w) {
     for (Wait wait; workers_[w].step.load() != 0;) wait();
   }
