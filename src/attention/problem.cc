@@ -263,8 +263,7 @@ Status CheckInputs(const ConstTensorView& q, const ConstTensorView& k,
   // What a stride of 0 repeats is shared, as what has one element is.
   ConstTensorView& bias = p->options.bias;
   for (size_t i = 0; i < 4; ++i) {
-    if (bias.strides[i] == 0)
-      bias.sizes[i] = std::min<int64_t>(1, bias.sizes[i]);
+    if (bias.strides[i] == 0 && bias.sizes[i] > 1) bias.sizes[i] = 1;
   }
   return Status::Ok();
 }

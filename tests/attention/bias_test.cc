@@ -20,13 +20,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 const std::vector<DType> kBiases = {DType::kF32, DType::kBF16, DType::kF16};
 
 AttentionCase BaseCase(DType dtype, DType bias, int64_t dim) {
-  AttentionCase c;
-  c.dtype = dtype;
-  c.heads = 2;
-  c.kv_heads = 1;
-  c.nq = CasesOfSixteen() == 16 ? 203 : 75;
-  c.nk = 331;
-  c.head_dim = c.value_dim = dim;
+  AttentionCase c = GroupedCase(dtype, dim);
   c.bias = bias;
   c.want_dbias = true;
   return c;

@@ -20,13 +20,7 @@ namespace fa2::test {
 namespace {
 
 AttentionCase BaseCase(DType dtype, int64_t dim) {
-  AttentionCase c;
-  c.dtype = dtype;
-  c.heads = 2;
-  c.kv_heads = 1;
-  c.nq = CasesOfSixteen() == 16 ? 203 : 75;
-  c.nk = 331;
-  c.head_dim = c.value_dim = dim;
+  AttentionCase c = GroupedCase(dtype, dim);
   c.bias = DType::kBool;
   c.bias_masked = 0.3;
   return c;

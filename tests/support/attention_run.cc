@@ -142,4 +142,15 @@ int CasesOfSixteen() {
   return std::getenv("FA2_MAX_TARGET") == nullptr ? 16 : 4;
 }
 
+AttentionCase GroupedCase(DType dtype, int64_t head_dim) {
+  AttentionCase c;
+  c.dtype = dtype;
+  c.heads = 2;
+  c.kv_heads = 1;
+  c.nq = CasesOfSixteen() == 16 ? 203 : 75;
+  c.nk = 331;
+  c.head_dim = c.value_dim = head_dim;
+  return c;
+}
+
 }  // namespace fa2::test

@@ -43,6 +43,10 @@ class Contexts {
 // without vectors.
 int CasesOfSixteen();
 
+// Two query heads over one kv head, and sizes that are multiples of no tile;
+// fewer queries where fewer cases are run.
+AttentionCase GroupedCase(DType dtype, int64_t head_dim);
+
 }  // namespace fa2::test
 
 #endif  // FA2_TESTS_SUPPORT_ATTENTION_RUN_H_
