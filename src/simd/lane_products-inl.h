@@ -76,6 +76,13 @@ constexpr size_t RowBlocksOf(size_t rows) {
   return (rows + kBlockRows - 1) / kBlockRows;
 }
 
+// Rows of the next register block of `left`. Two rows of two vectors are too
+// few sums to hide the latency of a multiply-add: the last eight are 4 + 4.
+constexpr size_t RowsOfBlock(size_t left) {
+  const bool halves = kBlockVectors == 2 && left == kBlockRows + 2;
+  return halves ? left / 2 : std::min(kBlockRows, left);
+}
+
 // Rows of a product in register blocks. C += A B where A is by rows (kUnitStep)
 // or by columns.
 template <class Op, bool kUnitStep, class D, class Sink>
@@ -83,12 +90,13 @@ HWY_INLINE void RowBlocks(D d, size_t rows, size_t vectors,
                           Product<typename Op::Element, typename Op::Sum> p,
                           Sink& sink) {
   const size_t a_row = kUnitStep ? p.a_row : 1;
-  for (size_t row = 0; row < rows; row += kBlockRows) {
+  size_t taken;
+  for (size_t row = 0; row < rows; row += taken) {
     sink.Begin();
-    AnyRegisterBlock<Op, kUnitStep>(d, std::min(kBlockRows, rows - row),
-                                    vectors, p);
-    p.a += kBlockRows * a_row;
-    p.c += kBlockRows * p.c_row;
+    taken = RowsOfBlock(rows - row);
+    AnyRegisterBlock<Op, kUnitStep>(d, taken, vectors, p);
+    p.a += taken * a_row;
+    p.c += taken * p.c_row;
     p.next += NextBytes(p);
   }
 }
@@ -220,8 +228,9 @@ struct LaneProducts {
       const size_t next_step =
           ahead.Step(RowBlocksOf(keys), queries / kPerLane);
       const char* next = static_cast<const char*>(ahead.data);
-      for (size_t row = 0; row < keys; row += kBlockRows) {
-        const size_t rows = std::min(kBlockRows, keys - row);
+      size_t rows;
+      for (size_t row = 0; row < keys; row += rows) {
+        rows = RowsOfBlock(keys - row);
         const Range panels = map.Panels(row, row + rows);
         T* c = sum + row * stride + c0;
         if (panels.empty()) {
