@@ -89,6 +89,65 @@ HWY_INLINE V Exp2(D d, V x) {
 template <typename T>
 inline constexpr T kLog2E = T(1.44269504088896340735992468100189214);
 
+// Whether ExpAbreast is there for this type.
+template <typename T>
+inline constexpr bool kExpsAbreast = HWY_TARGET == HWY_AVX2 && sizeof(T) == 4;
+
+#if HWY_TARGET == HWY_AVX2
+// e^x of one vector of f32 or of four, an instruction of each before the next
+// of any: the schedulers of such a CPU see some 64 instructions, fewer than it
+// takes to keep busy with one vector after the other (Zen 3: 7.3 cycles a
+// vector instead of 10). What is not counted stays as it is.
+template <size_t kCount, class D, class V>
+HWY_INLINE void ExpAbreast(D d, V& x0, V& x1, V& x2, V& x3) {
+#define FA2_EACH(f) \
+  f(0) if constexpr (kCount == 4) { f(1) f(2) f(3) }
+  const V log2e = hn::Set(d, kLog2E<float>);
+  V f0 = x0, f1 = x0, f2 = x0, f3 = x0;
+  // Minimum and maximum take the second of their arguments if one is NaN. -101
+  // ln 2 becomes 0 below, so all below 2^-100.5 does.
+  const __m256 highest = _mm256_set1_ps(89.0f);
+  const __m256 lowest = _mm256_set1_ps(-70.0078653f);
+#define FA2_HOLD(i) \
+  f##i.raw = _mm256_max_ps(lowest, _mm256_min_ps(highest, x##i.raw));
+  FA2_EACH(FA2_HOLD)
+#undef FA2_HOLD
+  // The low bits are those of n + 101, the exponent of 2^(n - 26).
+  const V magic = hn::Set(d, 12582912.0f + 101.0f);
+  V n0 = f0, n1 = f0, n2 = f0, n3 = f0;
+#define FA2_ROUND(i) n##i = hn::MulAdd(f##i, log2e, magic);
+  FA2_EACH(FA2_ROUND)
+#undef FA2_ROUND
+#define FA2_FRACTION(i) f##i = hn::MulSub(f##i, log2e, hn::Sub(n##i, magic));
+  FA2_EACH(FA2_FRACTION)
+#undef FA2_FRACTION
+  // Exp2Fraction times 2^26, so that 2^(n - 26) remains: for n = 128 that is no
+  // infinity yet, and for n = -101 its bits are those of 0.
+  constexpr float kFactor = 67108864.0f;
+  V c = hn::Set(d, 0.00015345812158740182f * kFactor);
+  V p0 = c, p1 = c, p2 = c, p3 = c;
+#define FA2_ADD(i) p##i = hn::MulAdd(p##i, f##i, c);
+#define FA2_TERM(coefficient)            \
+  c = hn::Set(d, coefficient * kFactor); \
+  FA2_EACH(FA2_ADD)
+  FA2_TERM(0.0013399931209474140f)
+  FA2_TERM(0.0096184889565227916f)
+  FA2_TERM(0.055503287769976638f)
+  FA2_TERM(0.24022646890639572f)
+  FA2_TERM(0.69314720573725267f)
+  FA2_TERM(1.0f)
+#undef FA2_TERM
+#undef FA2_ADD
+  const hn::RebindToSigned<D> di;
+#define FA2_SCALE(i) \
+  x##i =             \
+      hn::Mul(p##i, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, n##i))));
+  FA2_EACH(FA2_SCALE)
+#undef FA2_SCALE
+#undef FA2_EACH
+}
+#endif
+
 // e^x, with Exp2's range and exceptions.
 template <class D, class V>
 HWY_INLINE V Exp(D d, V x) {
@@ -109,9 +168,26 @@ HWY_INLINE V Exp(D d, V x) {
         _mm512_cmp_ps_mask(held.raw, _mm512_set1_ps(-69.3147181f), _CMP_NLT_UQ);
     return V{_mm512_maskz_scalef_ps(kept, p.raw, n.raw)};
   }
+#elif HWY_TARGET == HWY_AVX2
+  if constexpr (sizeof(T) == 4) {
+    ExpAbreast<1>(d, x, x, x, x);
+    return x;
+  }
 #endif
   return Exp2(d, hn::Mul(x, log2e));
 }
+
+#if HWY_TARGET != HWY_AVX2
+template <size_t kCount, class D, class V>
+HWY_INLINE void ExpAbreast(D d, V& x0, V& x1, V& x2, V& x3) {
+  x0 = Exp(d, x0);
+  if constexpr (kCount == 4) {
+    x1 = Exp(d, x1);
+    x2 = Exp(d, x2);
+    x3 = Exp(d, x3);
+  }
+}
+#endif
 
 // How an expression gets at its constants. Held: as the compiler likes, in
 // registers where it can. Read: from memory, anew each time, where other values

@@ -14,6 +14,7 @@
 
 #include "hwy/highway.h"
 #include "src/simd/lane_products-inl.h"
+#include "src/simd/plain_pass-inl.h"
 #include "src/simd/score_arrays-inl.h"
 #include "src/simd/score_pass-inl.h"
 
@@ -74,7 +75,7 @@ struct LaneBackward : LaneProducts<Op> {
       } else if (general) {
         BackwardPass<Op, false, true>(d, options, area, arrays, scores);
       } else {
-        BackwardPass<Op, false, false>(d, options, area, arrays, scores);
+        PlainBackwardPass<Op>(d, options, area, arrays, scores);
       }
     }
   }

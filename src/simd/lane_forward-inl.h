@@ -16,6 +16,7 @@
 #include "hwy/highway.h"
 #include "src/simd/forward_sink-inl.h"
 #include "src/simd/lane_products-inl.h"
+#include "src/simd/plain_pass-inl.h"
 #include "src/simd/score_arrays-inl.h"
 #include "src/simd/score_pass-inl.h"
 
@@ -133,13 +134,17 @@ class LaneForward : LaneProducts<Op> {
       hn::Store(hn::Zero(d), d, sum_ + col);
       hn::Store(hn::Zero(d), d, weight_ + col);
     }
-    const ForwardSink<Op> sink{PanelOptions<T>(block_.score, Area(p)),
-                               scores_,
-                               shift_,
-                               sum_,
-                               weight_,
-                               p.keys.begin};
-    ScorePanel(p, sink);
+    const PanelOptions<T> options(block_.score, Area(p));
+    if constexpr (kPassesFour<Op>) {
+      // 16 registers do not hold S and what becomes of it.
+      ToMemory sink;
+      ScorePanel(p, sink);
+      PlainForwardPass<Op>(d, options, Area(p), scores_, shift_, sum_, nullptr);
+    } else {
+      const ForwardSink<Op> sink{options, scores_, shift_,
+                                 sum_,    weight_, p.keys.begin};
+      ScorePanel(p, sink);
+    }
     for (size_t col = 0; col < PanelWidth(d); col += hn::Lanes(d)) {
       if (!hn::AllTrue(d, hn::Le(hn::Load(d, sum_ + col), most))) {
         if (block_.outgrown != nullptr) *block_.outgrown = true;
@@ -222,8 +227,8 @@ class LaneForward : LaneProducts<Op> {
       ForwardExpPass<Op, false, true>(d, options, area, scores_, p.row_max,
                                       p.row_sum, weight);
     } else {
-      ForwardExpPass<Op, false, false>(d, options, area, scores_, p.row_max,
-                                       p.row_sum, weight);
+      PlainForwardPass<Op>(d, options, area, scores_, p.row_max, p.row_sum,
+                           weight);
     }
     if (same_weight && p.row_weight != nullptr) {
       std::copy_n(p.row_sum, PanelWidth(d), p.row_weight);
