@@ -79,9 +79,9 @@ class LaneForward : LaneProducts<Op> {
         head_dim_(static_cast<size_t>(block.head_dim)),
         value_dim_(static_cast<size_t>(block.value_dim)),
         general_(!block.score.plain() || !(block.score.scale > 0.0)),
-        in_registers_(!general_ && block.tiles == nullptr &&
-                      Steps<Scores>(head_dim_) <=
-                          Products::ScoreDepthPart(block)),
+        keeps_maxima_(!general_ && block.tiles == nullptr &&
+                      (kPassesFour<Op> || Steps<Scores>(head_dim_) <=
+                                              Products::ScoreDepthPart(block))),
         old_max_(Ptr(block.scratch)),
         factor_(old_max_ + PanelWidth(D())),
         shift_(factor_ + PanelWidth(D())),
@@ -94,7 +94,7 @@ class LaneForward : LaneProducts<Op> {
             map_.panels() * RowBlocksOf(static_cast<size_t>(block.keys))) {}
 
   void RunPanel(const Panel& p) {
-    if (in_registers_ && !Outgrown() && HaveMaxima(p) && ExpInRegisters(p)) {
+    if (keeps_maxima_ && !Outgrown() && HaveMaxima(p) && ExpWithKeptMaxima(p)) {
       Add(sum_, p.row_sum);
       if (p.row_weight != nullptr) Add(weight_, p.row_weight);
       AddOutput(p, nullptr);
@@ -122,10 +122,10 @@ class LaneForward : LaneProducts<Op> {
     return true;
   }
 
-  // P and its sums from S as it leaves the registers, with the maxima of the
-  // keys before. Returns whether the sums show that those maxima served; NaN
-  // does not.
-  bool ExpInRegisters(const Panel& p) const {
+  // P and its sums with the maxima of the keys before, from S as it leaves the
+  // registers where four vectors abreast are not better. Returns whether the
+  // sums show that those maxima served; NaN does not.
+  bool ExpWithKeptMaxima(const Panel& p) const {
     const D d;
     const auto most = hn::Set(d, T(kMostOfServing));
     for (size_t col = 0; col < PanelWidth(d); col += hn::Lanes(d)) {
@@ -136,7 +136,6 @@ class LaneForward : LaneProducts<Op> {
     }
     const PanelOptions<T> options(block_.score, Area(p));
     if constexpr (kPassesFour<Op>) {
-      // 16 registers do not hold S and what becomes of it.
       ToMemory sink;
       ScorePanel(p, sink);
       PlainForwardPass<Op>(d, options, Area(p), scores_, shift_, sum_, nullptr);
@@ -263,8 +262,9 @@ class LaneForward : LaneProducts<Op> {
   // Not plain: a scale of 0 would turn the -inf of masked raw scores into NaN,
   // a negative one their maximum into a minimum.
   const bool general_;
-  // S need not go through memory (forward_sink-inl.h).
-  const bool in_registers_;
+  // The maxima of the keys before may serve. A sink takes sums over the whole
+  // depth.
+  const bool keeps_maxima_;
   T *old_max_, *factor_, *shift_, *sum_, *weight_;
   ForwardScores<Op> scores_;
   ToMemoryAhead to_memory_;
