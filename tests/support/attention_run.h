@@ -39,8 +39,8 @@ class Contexts {
 };
 
 // How many cases out of 16 a suite runs: all of them, fewer where the
-// environment caps the target, since only the kernels differ then, and fewest
-// without vectors.
+// environment caps the target, since only the kernels differ then, or asks for
+// few (FA2_TEST_FEW_CASES), and fewest without vectors.
 int CasesOfSixteen();
 
 // Two query heads over one kv head, and sizes that are multiples of no tile;
