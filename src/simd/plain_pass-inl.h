@@ -94,11 +94,13 @@ void PlainForwardPass(D d, const PanelOptions<hn::TFromD<D>>& options,
     const size_t width = PanelWidth(d);
     for (size_t col = 0; col < width; col += hn::Lanes(d)) {
       const V max = hn::Load(d, row_max + col);
+      // As in ForwardExpPass: infinite inputs can leave a column without one.
+      const V shift = hn::IfThenZeroElse(hn::Eq(max, hn::Neg(hn::Inf(d))), max);
       V sum = hn::Load(d, row_sum + col);
       for (size_t key = area.key_begin; key < area.key_end; key += 4) {
         V p0, p1, p2, p3;
         FourProbabilities(d, options, scores.s() + key * width + col, width,
-                          max, p0, p1, p2, p3);
+                          shift, p0, p1, p2, p3);
         scores.Store(d, key, col, p0);
         scores.Store(d, key + 1, col, p1);
         scores.Store(d, key + 2, col, p2);
