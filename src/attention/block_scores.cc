@@ -181,7 +181,8 @@ bool BlockScores::PrepareAs(const BlockPlace& place, simd::Block* block) {
                     (batch_head * problem_.max_nq + place.queries.begin) *
                         dropout.query_stride +
                     k0;
-    if (stream_dropout_ && dropout.by_lanes()) {
+    if (stream_dropout_ &&
+        dropout.by_lanes(place.queries.size(), place.keys.size())) {
       score.dropout_stream = dropout;
       score.dropout_scale = dropout.scale;
       return true;

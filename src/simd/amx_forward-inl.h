@@ -302,11 +302,8 @@ class ForwardPass {
   template <FusedMode kMode>
   HWY_NOINLINE void Part(Strip& strip, int64_t i, int64_t quarter) {
     if (dropout_.given()) {
-      for (int half = 0; half < 2; ++half) {
-        dropout_.Draw(32 * strip.key[i] + 8 * quarter,
-                      32 * strip.query + 16 * half,
-                      scratch_.keep + 64 * i + 16 * quarter + half);
-      }
+      dropout_.Draw(32 * strip.key[i] + 8 * quarter, 32 * strip.query,
+                    scratch_.keep + 64 * i + 16 * quarter);
     }
     if (kMode == FusedMode::kBias) {
       for (int n = 0; n < 4; ++n) fetch_.Step();

@@ -82,11 +82,12 @@ bool VisitKept(const DropoutBlock& dropout, const StagedShape& shape,
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d32));
   const uint64_t threshold = PhiloxThreshold(dropout.p);
   if (dropout.query_stride % 4 != 0 || shape.panel % lanes != 0 ||
-      threshold == 0 || threshold > 0xFFFFFFFFu) {
+      threshold == 0 || threshold > 0xFFFFFFFFu ||
+      !dropout.SharesUpperWord(shape.queries, shape.keys)) {
     return false;
   }
   const auto dropped = hn::Set(d32, static_cast<uint32_t>(threshold - 1));
-  const PhiloxKeys keys(dropout.seed);
+  const PhiloxKeys keys(dropout.seed, dropout.UpperWord());
   const int64_t skip = static_cast<int64_t>(dropout.first % 4);
   HWY_ALIGN uint64_t rows[2][8];
   for (int64_t q = 0; q < shape.padded_queries; q += lanes) {
@@ -99,9 +100,8 @@ bool VisitKept(const DropoutBlock& dropout, const StagedShape& shape,
     auto odd = hn::Load(d64, rows[1]);
     const auto one = hn::Set(d64, 1);
     for (int64_t key = -skip; key < shape.padded_keys; key += 4) {
-      hn::Vec<decltype(d64)> e0, e1, e2, e3, o0, o1, o2, o3;
-      PhiloxBlocks(d64, keys, even, e0, e1, e2, e3);
-      PhiloxBlocks(d64, keys, odd, o0, o1, o2, o3);
+      hn::Vec<D32> word0, word1, word2, word3;
+      PhiloxRows(d32, keys, even, odd, word0, word1, word2, word3);
       even = hn::Add(even, one);
       odd = hn::Add(odd, one);
       const auto put = [&](int64_t k, auto words) HWY_ATTR {
@@ -109,10 +109,10 @@ bool VisitKept(const DropoutBlock& dropout, const StagedShape& shape,
           visit(k, q, d32, hn::Gt(words, dropped));
         }
       };
-      put(key, PhiloxWord(d32, e0, o0));
-      put(key + 1, PhiloxWord(d32, e1, o1));
-      put(key + 2, PhiloxWord(d32, e2, o2));
-      put(key + 3, PhiloxWord(d32, e3, o3));
+      put(key, word0);
+      put(key + 1, word1);
+      put(key + 2, word2);
+      put(key + 3, word3);
     }
   }
   return true;

@@ -78,6 +78,8 @@ HWY_INLINE void PhiloxWords(uint64_t seed, uint64_t block, size_t count,
     // Lanes whose low word wrapped around carry into the high one.
     V c1 = hn::IfThenElse(hn::Eq(hn::Max(c0, hn::Set(d, low)), c0),
                           hn::Set(d, high), hn::Set(d, high + 1));
+    // Numbers of outputs, of which a block has four, are modulo 2^64.
+    c1 = hn::And(c1, hn::Set(d, 0x3FFFFFFFu));
     V c2 = hn::Zero(d);
     V c3 = c2;
     uint32_t key0 = static_cast<uint32_t>(seed);
@@ -98,56 +100,97 @@ HWY_INLINE void PhiloxWords(uint64_t seed, uint64_t block, size_t count,
   }
 }
 
-// The keys of the ten rounds of a seed.
+// The keys of the ten rounds, each in both halves of its word, for blocks that
+// all have the same upper word: what the first two rounds make of that is in
+// the keys of the two after.
 struct PhiloxKeys {
-  explicit PhiloxKeys(uint64_t seed) {
-    uint32_t key0 = static_cast<uint32_t>(seed);
-    uint32_t key1 = static_cast<uint32_t>(seed >> 32);
-    for (int round = 0; round < 10; ++round) {
-      word[2 * round] = key0;
-      word[2 * round + 1] = key1;
-      key0 += kPhiloxWeyl0;
-      key1 += kPhiloxWeyl1;
+  PhiloxKeys(uint64_t seed, uint32_t upper) {
+    uint32_t key[20];
+    for (uint32_t round = 0; round < 10; ++round) {
+      key[2 * round] = static_cast<uint32_t>(seed) + round * kPhiloxWeyl0;
+      key[2 * round + 1] =
+          static_cast<uint32_t>(seed >> 32) + round * kPhiloxWeyl1;
     }
+    const uint64_t product = uint64_t{kPhiloxMultiplier0} * (upper ^ key[0]);
+    key[3] ^= static_cast<uint32_t>(product >> 32);
+    key[5] ^= static_cast<uint32_t>(product);
+    for (int i = 0; i < 20; ++i) word[i] = key[i] * 0x100000001u;
   }
   uint64_t word[20];
 };
 
 #if HWY_TARGET != HWY_SCALAR
-// The four words of the blocks `block`, in the low halves of lanes of 64 bits;
-// the high halves hold what is left of products, which the next product
-// ignores. So a round is two products, two moves and two three-way XORs.
+// Rounds 0 to 8 of Philox on the blocks `block` with the upper word of `keys`:
+// c1 and c3, and the products that the last round makes c0 and c2 of. Words are
+// the low halves of lanes of 64 bits; the high halves hold what is left of
+// products, which the next product ignores. So a round is two products, two
+// moves and two three-way XORs.
 template <class D64, class V64>
-HWY_INLINE void PhiloxBlocks(D64 d64, const PhiloxKeys& keys, V64 block,
-                             V64& c0, V64& c1, V64& c2, V64& c3) {
+HWY_INLINE void PhiloxRounds(D64 d64, const PhiloxKeys& keys, V64 block,
+                             V64& c1, V64& c3, V64& product0, V64& product1) {
   const hn::Repartition<uint32_t, D64> d32;
-  const auto multiplier0 = hn::Set(d32, kPhiloxMultiplier0);
-  const auto multiplier1 = hn::Set(d32, kPhiloxMultiplier1);
-  // c2 and c3 are 0 before the first round.
-  const V64 first = hn::MulEven(hn::BitCast(d32, block), multiplier0);
-  c0 = hn::Xor(hn::ShiftRight<32>(block), hn::Set(d64, keys.word[0]));
-  c1 = hn::Zero(d64);
-  c2 = hn::Xor(hn::ShiftRight<32>(first), hn::Set(d64, keys.word[1]));
-  c3 = first;
-  for (int round = 1; round < 10; ++round) {
-    const V64 product0 = hn::MulEven(hn::BitCast(d32, c0), multiplier0);
-    const V64 product1 = hn::MulEven(hn::BitCast(d32, c2), multiplier1);
-    // A shift and a shuffle: AVX-512 has one port for each.
-    const V64 high1 = hn::ShiftRight<32>(product1);
-    const V64 high0 =
-        hn::BitCast(d64, hn::Reverse2(d32, hn::BitCast(d32, product0)));
-    c0 = hn::Xor3(high1, c1, hn::Set(d64, keys.word[2 * round]));
+  const auto times = [=](V64 x, uint32_t multiplier) HWY_ATTR {
+    return hn::MulEven(hn::BitCast(d32, x), hn::Set(d32, multiplier));
+  };
+  const auto key = [&](int i) HWY_ATTR { return hn::Set(d64, keys.word[i]); };
+  // A shift and a shuffle: AVX-512 has one port for each.
+  const auto shifted = [](V64 x) HWY_ATTR { return hn::ShiftRight<32>(x); };
+  const auto swapped = [=](V64 x) HWY_ATTR {
+    return hn::BitCast(d64, hn::Reverse2(d32, hn::BitCast(d32, x)));
+  };
+  // Round 0: c0 is the same for all blocks, c1 is 0.
+  product0 = times(block, kPhiloxMultiplier0);
+  V64 c2 = hn::Xor(swapped(product0), key(1));
+  // Round 1: c2 is c3 but for its key, c3 the same for all blocks.
+  c1 = times(c2, kPhiloxMultiplier1);
+  V64 c0 = hn::Xor(shifted(c1), key(2));
+  c2 = hn::Xor(product0, key(3));
+  // Round 2.
+  c3 = times(c0, kPhiloxMultiplier0);
+  product1 = times(c2, kPhiloxMultiplier1);
+  c0 = hn::Xor3(shifted(product1), c1, key(4));
+  c2 = hn::Xor(swapped(c3), key(5));
+  c1 = product1;
+  for (int round = 3; round < 9; ++round) {
+    product0 = times(c0, kPhiloxMultiplier0);
+    product1 = times(c2, kPhiloxMultiplier1);
+    c0 = hn::Xor3(shifted(product1), c1, key(2 * round));
+    c2 = hn::Xor3(swapped(product0), c3, key(2 * round + 1));
     c1 = product1;
-    c2 = hn::Xor3(high0, c3, hn::Set(d64, keys.word[2 * round + 1]));
     c3 = product0;
   }
+  product0 = times(c0, kPhiloxMultiplier0);
+  product1 = times(c2, kPhiloxMultiplier1);
 }
 
-// Word `w` of rows 0, 2, 4... and of rows 1, 3, 5... as one vector of 32 bits.
-template <class D32, class V64>
-HWY_INLINE hn::Vec<D32> PhiloxWord(D32 d32, V64 even, V64 odd) {
-  return hn::OddEven(hn::Reverse2(d32, hn::BitCast(d32, odd)),
-                     hn::BitCast(d32, even));
+// The four words of blocks of rows 0, 2, 4... and of rows 1, 3, 5..., row by
+// row.
+template <class D32, class V64, class V32>
+HWY_INLINE void PhiloxRows(D32 d32, const PhiloxKeys& keys, V64 even, V64 odd,
+                           V32& word0, V32& word1, V32& word2, V32& word3) {
+  const hn::Repartition<uint64_t, D32> d64;
+  V64 even1, even3, even_product0, even_product1;
+  V64 odd1, odd3, odd_product0, odd_product1;
+  PhiloxRounds(d64, keys, even, even1, even3, even_product0, even_product1);
+  PhiloxRounds(d64, keys, odd, odd1, odd3, odd_product0, odd_product1);
+  const auto lows = [=](V64 e, V64 o) HWY_ATTR {
+    return hn::OddEven(hn::Reverse2(d32, hn::BitCast(d32, o)),
+                       hn::BitCast(d32, e));
+  };
+  // Of the odd rows they are where they belong.
+  const auto highs = [=](V64 e, V64 o) HWY_ATTR {
+    return hn::OddEven(hn::BitCast(d32, o),
+                       hn::BitCast(d32, hn::ShiftRight<32>(e)));
+  };
+  const auto key = [&](int i) HWY_ATTR {
+    return hn::BitCast(d32, hn::Set(d64, keys.word[i]));
+  };
+  word0 =
+      hn::Xor3(highs(even_product1, odd_product1), lows(even1, odd1), key(18));
+  word1 = lows(even_product1, odd_product1);
+  word2 =
+      hn::Xor3(highs(even_product0, odd_product0), lows(even3, odd3), key(19));
+  word3 = lows(even_product0, odd_product0);
 }
 #endif
 

@@ -62,10 +62,20 @@ struct DropoutBlock {
   uint64_t first = 0;
   uint64_t query_stride = 0;
 
-  // Every row begins with a whole Philox block, and some but not all elements
-  // are kept.
-  bool by_lanes() const {
-    return first % 4 == 0 && query_stride % 4 == 0 && p > 1e-9 && p < 1.0;
+  // Of the first element's Philox block, which is number first / 4.
+  uint32_t UpperWord() const { return static_cast<uint32_t>(first >> 34); }
+  // Whether it is that of all blocks of queries x keys elements.
+  bool SharesUpperWord(int64_t queries, int64_t keys) const {
+    const uint64_t last = first +
+                          static_cast<uint64_t>(queries - 1) * query_stride +
+                          static_cast<uint64_t>(keys - 1);
+    return last >> 34 == first >> 34;
+  }
+  // Whether queries can be the lanes of vectors: every row begins with a whole
+  // Philox block, and some but not all elements are kept.
+  bool by_lanes(int64_t queries, int64_t keys) const {
+    return first % 4 == 0 && query_stride % 4 == 0 && p > 1e-9 && p < 1.0 &&
+           SharesUpperWord(queries, keys);
   }
 };
 

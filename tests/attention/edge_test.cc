@@ -419,6 +419,30 @@ TEST(AttentionEdge, KeepMaskIsThePhiloxMapping) {
 
 // Kernels may flush subnormals while they run; the caller's arithmetic is its
 // own.
+// Philox blocks have numbers of two words: the upper one changes amid a block
+// of scores, and the number of the output begins again at 2^64.
+TEST(AttentionEdge, DropoutOfAnyPartOfTheStream) {
+  const Contexts contexts({1, 2});
+  const uint64_t upper_changes = uint64_t{1} << 34;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    AttentionCase c = BaseCase(dtype);
+    c.nk = 96;
+    c.dropout_p = 0.3;
+    c.philox_seed = 0x123456789abcdef0u;
+    for (const uint64_t first :
+         {upper_changes, 5 * upper_changes, uint64_t{0}}) {
+      // Amid the second of four heads; rows that begin with a whole block, and
+      // others.
+      for (const uint64_t before : {17000, 17001}) {
+        c.philox_offset = first - before;
+        ExpectAttention(c, contexts.list());
+      }
+    }
+    c.dropout_p = 1.0;
+    ExpectAttention(c, contexts.list());
+  }
+}
+
 TEST(AttentionEdge, SubnormalsAreTheCallersAgain) {
   const Contexts contexts({1, 2});
   for (const DType dtype : AllTypes()) {
