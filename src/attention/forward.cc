@@ -301,7 +301,8 @@ void ForwardRun::Finish(Worker* worker, const ForwardItem& item,
     }
   }
   worker->rows.Store({{any ? worker->out : nullptr}, any ? 1 : 0},
-                     RowBuffers::Kind::kQueries, padded, queries.size(), 1.0,
+                     RowBuffers::Kind::kQueries, padded, queries.size(),
+                     engine_.dropout_bits ? problem_.dropout_scale : 1.0,
                      factor, false, args_.out, rows.batch, item.head,
                      rows.q_begin + queries.begin);
 }

@@ -14,6 +14,8 @@
 #ifndef FA2_SRC_SIMD_AMX_BACKWARD_INL_H_
 #define FA2_SRC_SIMD_AMX_BACKWARD_INL_H_
 
+#include <cmath>
+
 #include "src/simd/amx_backward_gradients-inl.h"
 #include "src/simd/amx_slab_scores-inl.h"
 
@@ -124,15 +126,14 @@ class BackwardPass {
   }
 
   void Prepare() {
-    // With dropout dP is multiplied by Z before delta is subtracted.
-    const bool late = (GivenOptions(b_.score) & kHasDropout) != 0;
+    // See FuseOptions.
+    const double kept = KeptFactor(b_.score);
+    const double origin = ExpOrigin<Variant>() - std::log2(kept);
     const float* lse = static_cast<const float*>(b_.lse);
     const float* delta = static_cast<const float*>(b_.delta);
     for (int64_t i = 0; i < b_.queries; ++i) {
-      s_.lse2[i] =
-          static_cast<float>(lse[i] * kLog2E<double> + ExpOrigin<Variant>());
-      s_.tile_start[i] = late ? 0.0f : -delta[i];
-      s_.late_delta[i] = late ? -delta[i] : 0.0f;
+      s_.lse2[i] = static_cast<float>(lse[i] * kLog2E<double> + origin);
+      s_.minus_delta[i] = static_cast<float>(-delta[i] / kept);
     }
     std::fill_n(s_.all_visible, 64, uint16_t{0xFFFF});
     ClassifySubBlocks(b_, s_.sub_blocks);

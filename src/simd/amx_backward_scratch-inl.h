@@ -26,8 +26,7 @@ struct BackwardScratch {
   uint8_t* ds;
   uint8_t* pairs;
   float* lse2;
-  float* tile_start;
-  float* late_delta;
+  float* minus_delta;     // what the tiles of dP start from
   float* position;        // of a sub-block's queries, less its first key
   uint16_t* all_visible;  // bits of a sub-block: all
   uint16_t* visible;      // some
@@ -64,8 +63,7 @@ struct BackwardScratch {
     ds = take(slab_bytes * ds_terms);
     pairs = take(chunk_bytes * ds_terms);
     lse2 = reinterpret_cast<float*>(take(query_panels * 128));
-    tile_start = reinterpret_cast<float*>(take(query_panels * 128));
-    late_delta = reinterpret_cast<float*>(take(query_panels * 128));
+    minus_delta = reinterpret_cast<float*>(take(query_panels * 128));
     position = reinterpret_cast<float*>(take(3 * 128));
     all_visible = reinterpret_cast<uint16_t*>(position + 32);
     visible = all_visible + 64;

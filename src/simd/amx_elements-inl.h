@@ -91,6 +91,11 @@ HWY_INLINE __m512 IntoLog2(__m512 x) {
   return _mm512_fmsub_ps(x, log2e, _mm512_set1_ps(ExpOrigin<Variant>()));
 }
 
+// What dropout multiplies the elements that it keeps by, if it keeps any.
+inline double KeptFactor(const ScoreOptions& o) {
+  return o.dropout_scale > 0.0 ? o.dropout_scale : 1.0;
+}
+
 // Options as the passes use them; those of scores times `unit`.
 struct ScoreFactors {
   ScoreFactors() = default;
@@ -101,7 +106,7 @@ struct ScoreFactors {
         into_steps(kTanhSteps * into_cap),
         softcap(static_cast<float>(o.softcap * unit)),
         slope(static_cast<float>(o.alibi_slope * unit)),
-        kept(static_cast<float>(o.dropout_scale)) {}
+        kept(static_cast<float>(KeptFactor(o))) {}
   float scale = 0.0f;
   float into_cap = 0.0f;    // what tanh is taken of
   float into_steps = 0.0f;  // and TanhOfSteps

@@ -6,6 +6,8 @@
 #ifndef FA2_SRC_SIMD_AMX_FORWARD_EXP_INL_H_
 #define FA2_SRC_SIMD_AMX_FORWARD_EXP_INL_H_
 
+#include <cstring>
+
 #include "src/simd/amx_elements-inl.h"
 #include "src/simd/amx_stream-inl.h"
 
@@ -84,31 +86,37 @@ HWY_INLINE void Exponents(const ExpState& state, const ExpBlock& b, int pair,
   }
 }
 
-// The second half: P = exp(score - max), its sums (without dropout), and P∘Z as
-// right operand.
+// Terms of bf16 of what dropout keeps of the two rows: bits keep[0] and
+// keep[1].
+template <int kTerms>
+HWY_INLINE void KeepTerms(const uint16_t* keep, __m512i (&terms)[kTerms]) {
+  uint32_t bits;
+  memcpy(&bits, keep, sizeof(bits));
+  for (int t = 0; t < kTerms; ++t) {
+    terms[t] = _mm512_maskz_mov_epi16(bits, terms[t]);
+  }
+}
+
+// The second half: P = exp(score - max), its sums, and as right operand what
+// dropout keeps of it.
 template <class Variant>
 HWY_INLINE void ExpRowPair(const ExpState& state, const ExpBlock& b, int pair,
                            const RowPairVectors& exponents, __m512& sum0,
                            __m512& sum1) {
   constexpr int kTerms = Variant::kProbabilityTerms;
-  const int row = 2 * pair;
   __m512 p00 = ProbabilityExp2<Variant>(exponents.x[0][0]);
   __m512 p01 = ProbabilityExp2<Variant>(exponents.x[0][1]);
   __m512 p10 = ProbabilityExp2<Variant>(exponents.x[1][0]);
   __m512 p11 = ProbabilityExp2<Variant>(exponents.x[1][1]);
   sum0 = _mm512_add_ps(sum0, _mm512_add_ps(p00, p10));
   sum1 = _mm512_add_ps(sum1, _mm512_add_ps(p01, p11));
-  if (b.keep != nullptr) {
-    const uint16_t* keep = b.keep + 2 * row;
-    const __m512 kept = _mm512_set1_ps(state.factors.kept);
-    p00 = _mm512_maskz_mul_ps(keep[0], p00, kept);
-    p01 = _mm512_maskz_mul_ps(keep[1], p01, kept);
-    p10 = _mm512_maskz_mul_ps(keep[2], p10, kept);
-    p11 = _mm512_maskz_mul_ps(keep[3], p11, kept);
-  }
   __m512i even[kTerms], odd[kTerms];
   SplitTerms<typename Variant::Tiles, kTerms, UpperBits>(p00, p01, even);
   SplitTerms<typename Variant::Tiles, kTerms, UpperBits>(p10, p11, odd);
+  if (b.keep != nullptr) {
+    KeepTerms(b.keep + 4 * pair, even);
+    KeepTerms(b.keep + 4 * pair + 2, odd);
+  }
   uint8_t* HWY_RESTRICT p = b.p + pair * 64;
   for (int t = 0; t < kTerms; ++t) {
     _mm512_store_si512(p + t * state.term_bytes,

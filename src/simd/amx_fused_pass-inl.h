@@ -67,7 +67,7 @@ struct FusedBlock {
   uint8_t* ds;
   uint8_t* ds_pairs;  // as right operand
   const float* lse;
-  const float* lse2;        // lse * log2(e) + ExpOrigin
+  const float* lse2;        // lse * log2(e) + ExpOrigin, see FuseOptions
   const uint16_t* visible;  // bits, as VisibleBits gives them
   int64_t key;              // first row of the block
   int64_t query;
@@ -77,8 +77,8 @@ struct FusedBlock {
   StreamFetch* fetch;  // of bias to come
   float* score_gradient;
   // Of the 32 queries:
-  const float* position;  // less `key`
-  const float* late_delta;
+  const float* position;     // less `key`
+  const float* minus_delta;  // times 1 - p of dropout
 
   template <class Variant>
   HWY_INLINE const float* Lse(FusedMode mode) const {
@@ -178,7 +178,8 @@ HWY_INLINE void FuseRowPair(const FusedContext& c, const FusedBlock& b,
                                      d10, d11);
 }
 
-// P (with dropout) and dS of 16 elements of row `row`, with options.
+// P and dS of 16 elements of row `row`, with options. Dropout multiplies what
+// it keeps: P is that much greater, and delta less, so that dS needs no more.
 template <class Variant, FusedMode kMode>
 HWY_INLINE void FuseOptions(const FusedContext& c, const FusedBlock& b, int row,
                             int query_half, __m512 scale, __m512 lse, __m512& p,
@@ -197,12 +198,14 @@ HWY_INLINE void FuseOptions(const FusedContext& c, const FusedBlock& b, int row,
   __m512 grad = _mm512_load_ps(b.dp[row / 16][query_half] + tile_row);
   __m512 dropped = p;
   if (Has<kMode>(kHasDropout, c.options)) {
-    // dP is multiplied by Z before delta is subtracted.
+    // dP of what is dropped is 0 before delta is subtracted.
     const __mmask16 keep = b.keep[2 * row + query_half];
-    const __m512 kept = _mm512_set1_ps(factors.kept);
-    grad = _mm512_mask3_fmadd_ps(grad, kept,
-                                 _mm512_loadu_ps(b.late_delta + column), keep);
-    dropped = _mm512_maskz_mul_ps(keep, p, kept);
+    if (!InLog2<Variant>(kMode)) {
+      p = _mm512_mul_ps(p, _mm512_set1_ps(factors.kept));
+    }
+    grad =
+        _mm512_mask_mov_ps(_mm512_loadu_ps(b.minus_delta + column), keep, grad);
+    dropped = _mm512_maskz_mov_ps(keep, p);
   }
   ds = _mm512_maskz_mul_ps(visible, p, grad);
   p = dropped;

@@ -125,7 +125,7 @@ class SlabScores {
     } else if (b_.ds != nullptr) {
       f.score_gradient = static_cast<float*>(b_.ds) + 32 * row;
     }
-    f.late_delta = s_.late_delta + 32 * query;
+    f.minus_delta = s_.minus_delta + 32 * query;
     f.position = s_.position;
     for (int i = 0; o.query_position != nullptr && i < 32; ++i) {
       s_.position[i] =
@@ -226,7 +226,7 @@ class SlabScores {
         o.v = static_cast<const uint8_t*>(b_.v_score) + key * vo_panel;
         o.q = static_cast<const uint8_t*>(b_.q_score) + query * qk_panel;
         o.dout = static_cast<const uint8_t*>(b_.dout_score) + query * vo_panel;
-        o.tile_start = s_.tile_start + 32 * query;
+        o.tile_start = s_.minus_delta + 32 * query;
         // The upper halves of the leading product are still read when the next
         // ones arrive. Lower ones too, unless halves are even.
         o.lead[0][0] = t + (!kEvenHalves && parity ? 14 : 2) * kTileBytes;

@@ -188,7 +188,8 @@ struct Engine {
   bool rounds_probabilities = false;
 
   // ScoreOptions::dropout is uint32_t [query panel][key], bit i telling whether
-  // query i of the panel, which is 32 wide, is kept.
+  // query i of the panel, which is 32 wide, is kept. The forward pass leaves it
+  // to its caller to multiply `out` by dropout_scale.
   bool dropout_bits = false;
   // Takes bias_stream and ds_stream: what a whole block would stage passes
   // through a buffer that stays in L1, and is asked for ahead. Takes

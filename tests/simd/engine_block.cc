@@ -238,7 +238,8 @@ class BlockRun : BlockProblem<T> {
       const double divisor =
           e_.rounds_probabilities ? static_cast<double>(weight[i]) : sum;
       for (int64_t d = 0; d < dv; ++d) {
-        const double x = rows[i * dv + d];
+        double x = rows[i * dv + d];
+        if (c_.dropout && e_.dropout_bits) x *= kKeptScale;
         eo.Add(sum == 0.0 ? x : x / divisor, out_[i * dv + d]);
       }
       if (lse_[i] == -kInfinity) {
