@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Python package into a virtual environment (scripts/python_venv.sh) and runs python/tests.
+# Installs the Python package into a virtual environment (scripts/python_venv.sh) and runs python/tests, a process a core (four at most).
 #   scripts/test_python.sh [pytest arguments...]
 # What is installed already is kept, so a second run only rebuilds fa2. Without PyTorch its tests are left out.
 # Environment: FA2_PYTHON (default: python3), FA2_VENV (default: build-python/venv), FA2_PYTHON_PACKAGES
@@ -11,4 +11,4 @@ venv=${FA2_VENV:-build-python/venv}
 scripts/python_venv.sh
 # The build backend is in the environment, so that the build folder stays valid from run to run.
 "$venv/bin/pip" --disable-pip-version-check -q install --no-build-isolation --no-deps --force-reinstall .
-"$venv/bin/python" -m pytest "$@"
+"$venv/bin/python" -m pytest -n auto --maxprocesses 4 --dist worksteal "$@"
