@@ -93,9 +93,7 @@ class Tensor {
       values_[r * depth_ + d] = x;
     }
   }
-  double operator()(int64_t r, int64_t d) const {
-    return values_[r * depth_ + d];
-  }
+  const double* Row(int64_t r) const { return &values_[r * depth_]; }
   Rows View() const {
     return {storage_.data(), dtype_, stride_, rows_, depth_};
   }

@@ -22,6 +22,16 @@ inline int64_t RoundUp(int64_t n, int64_t unit) {
   return (n + unit - 1) / unit * unit;
 }
 
+inline double Dot(const double* a, const double* b, int64_t n) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+inline void AddScaled(double factor, const double* x, int64_t n, double* sums) {
+  for (int64_t i = 0; i < n; ++i) sums[i] += factor * x[i];
+}
+
 // One block of keys: tensors, masks, staged arrays and packed operands.
 template <class T>
 struct KeyBlock {
@@ -210,9 +220,7 @@ class BlockProblem {
           Element& e = elements[n][j * nq_ + i];
           e.p = -kInfinity;
           if (!b.visible[j * nq_ + i]) continue;
-          double s = 0.0;
-          for (int64_t d = 0; d < dk; ++d) s += q_(i, d) * b.k(j, d);
-          s *= scale_;
+          double s = scale_ * Dot(q_.Row(i), b.k.Row(j), dk);
           if (c_.softcap != 0.0) {
             const double t = std::tanh(s / c_.softcap);
             s = c_.softcap * t;
@@ -245,31 +253,22 @@ class BlockProblem {
           Element& e = elements[n][j * nq_ + i];
           e.p = std::exp(e.p - lse_[i]);
           if (e.p == 0.0) continue;
-          for (int64_t d = 0; d < dv; ++d) {
-            out_[i * dv + d] += e.p * e.z * blocks_[n].v(j, d);
-          }
+          AddScaled(e.p * e.z, blocks_[n].v.Row(j), dv, &out_[i * dv]);
         }
       }
-      for (int64_t d = 0; d < dv; ++d) {
-        delta_[i] += out_[i * dv + d] * dout_(i, d);
-      }
+      delta_[i] = Dot(&out_[i * dv], dout_.Row(i), dv);
       for (size_t n = 0; n < blocks_.size(); ++n) {
         const KeyBlock<T>& b = blocks_[n];
         for (int64_t j = 0; j < b.keys; ++j) {
           const Element& e = elements[n][j * nq_ + i];
           if (e.p == 0.0) continue;
-          double dp = 0.0;
-          for (int64_t d = 0; d < dv; ++d) dp += dout_(i, d) * b.v(j, d);
+          const double dp = Dot(dout_.Row(i), b.v.Row(j), dv);
           const double ds = e.p * (e.z * dp - delta_[i]);
           ref_ds_[n][j * nq_ + i] = ds;
           alibi_ -= ds * e.distance;
-          for (int64_t d = 0; d < dv; ++d) {
-            ref_dv_[n][j * dv + d] += e.p * e.z * dout_(i, d);
-          }
-          for (int64_t d = 0; d < dk; ++d) {
-            dq_[i * dk + d] += ds * e.slope * b.k(j, d);
-            ref_dk_[n][j * dk + d] += ds * e.slope * q_(i, d);
-          }
+          AddScaled(e.p * e.z, dout_.Row(i), dv, &ref_dv_[n][j * dv]);
+          AddScaled(ds * e.slope, b.k.Row(j), dk, &dq_[i * dk]);
+          AddScaled(ds * e.slope, q_.Row(i), dk, &ref_dk_[n][j * dk]);
         }
       }
     }
