@@ -24,9 +24,7 @@ dropout, for which it has none; grouped heads use enable_gqa. Both sides read an
 """
 
 import argparse
-import dataclasses
 import json
-import os
 import pathlib
 import platform
 import re
@@ -35,125 +33,10 @@ import subprocess
 import sys
 import time
 
-CORES = len(os.sched_getaffinity(0))
+from pytorch_cases import CORES, SUITES, Case, suite_cases
+from pytorch_report import save
+
 DROPOUT = 0.1
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One row; `name` is bench_attention's name of the same case (bench/attention_case.h)."""
-    direction: str = "backward"  # forward, backward, both
-    dtype: str = "bf16"  # bf16, f16, f32
-    batch: int = 1
-    heads: int = 8
-    kv_heads: int = 8
-    length: int = 2048
-    head_dim: int = 128
-    causal: bool = False
-    threads: int = 1
-    option: str = ""  # bias, dbias (its gradient too), mask, mask500 (of documents), dropout
-
-    @property
-    def mask(self):
-        return "causal" if self.causal else "full"
-
-    @property
-    def name(self):
-        name = (f"{self.direction}/{self.dtype}/B{self.batch}/H{self.heads}/KV{self.kv_heads}/"
-                f"N{self.length}/D{self.head_dim}/{self.mask}/T{self.threads}")
-        return f"{name}/{self.option_name}" if self.option else name
-
-    @property
-    def option_name(self):
-        """As bench_attention has it: a mask of the inputs' dtype, which it takes for f32 if none is named."""
-        own_dtype = "bias" in self.option and self.dtype != "f32"
-        return f"{self.option}_{self.dtype}" if own_dtype else self.option
-
-    @property
-    def document(self):
-        """How many positions see one another, or 0: all."""
-        return int(self.option.removeprefix("mask") or 0) if self.option.startswith("mask") else 0
-
-    @property
-    def flops(self):
-        documents, rest = divmod(self.length, self.document or self.length)
-        pairs = documents * (self.document or self.length) ** 2 + rest ** 2
-        pairs /= 2 if self.causal else 1
-        per_pair = {"forward": 4, "backward": 10, "both": 14}[self.direction]
-        return per_pair * self.batch * self.heads * pairs * self.head_dim
-
-    @staticmethod
-    def parse(name):
-        match = re.fullmatch(
-            r"(forward|backward|both)/(bf16|f16|f32)/B(\d+)/H(\d+)/KV(\d+)/N(\d+)/D(\d+)/"
-            r"(full|causal)/T(\d+)(?:/((dbias|bias|mask\d*|dropout)(?:_(?:bf16|f16))?))?", name)
-        if match is None:
-            sys.exit(f"case {name!r} must look like {Case().name}")
-        (direction, dtype, batch, heads, kv_heads, length, head_dim, mask, threads,
-         option_name, option) = match.groups()
-        case = Case(direction, dtype, int(batch), int(heads), int(kv_heads), int(length),
-                    int(head_dim), mask == "causal", int(threads) or CORES, option or "")
-        if case.option_name != (option_name or ""):
-            sys.exit(f"case {name!r} must name a mask of its own dtype, as {case.name} does")
-        return case
-
-
-def thread_counts():
-    return [1] if CORES == 1 else [1, CORES]
-
-
-def full_suite():
-    for threads in thread_counts():
-        for direction in ("forward", "backward"):
-            for dtype in ("bf16", "f16", "f32"):
-                for head_dim in (64, 128, 256):
-                    for length in (256, 1024, 4096, 16384):
-                        for causal in (False, True):
-                            for group in (1, 4):
-                                # As many rows whatever the length, so that no case takes minutes.
-                                heads = min(max(16384 // length, 4), 16)
-                                yield Case(direction, dtype, 1, heads, heads // group, length,
-                                           head_dim, causal, threads)
-
-
-def quick_suite():
-    for threads in thread_counts():
-        length, heads = (2048, 4) if threads == 1 else (4096, 16)
-        for direction in ("forward", "backward"):
-            for dtype in ("bf16", "f32"):
-                for head_dim in (64, 128, 256):
-                    for causal in (False, True):
-                        yield Case(direction, dtype, 1, heads, heads, length, head_dim, causal,
-                                   threads)
-            yield Case(direction, "f16", 1, heads, heads, length, 128, False, threads)
-            yield Case(direction, "bf16", 1, heads, heads // 4, length, 128, True, threads)
-            yield Case(direction, "bf16", 1, heads, heads, 256, 128, False, threads)
-
-
-def paper_suite():
-    """Batch x length = 16,384 tokens, heads x head dim = 2,048 (Dao 2023, section 4.1)."""
-    for direction in ("forward", "backward", "both"):
-        for causal in (False, True):
-            for head_dim in (64, 128):
-                for length in (512, 1024, 2048, 4096, 8192, 16384):
-                    heads = 2048 // head_dim
-                    yield Case(direction, "bf16", 16384 // length, heads, heads, length, head_dim,
-                               causal, CORES)
-
-
-def options_suite():
-    for threads in thread_counts():
-        heads = 4 if threads == 1 else 16
-        for option in ("bias", "dbias", "mask", "mask500", "dropout"):
-            # Where a mask wants its gradient PyTorch's forward is another one too.
-            for direction in ("both",) if option == "dbias" else ("forward", "backward", "both"):
-                for dtype in ("bf16", "f32"):
-                    for head_dim in (64, 128, 256):
-                        yield Case(direction, dtype, 1, heads, heads, 2048, head_dim, False,
-                                   threads, option)
-
-
-SUITES = {"full": full_suite, "fa2-paper": paper_suite, "options": options_suite}
 
 
 class PyTorch:
@@ -332,102 +215,6 @@ def cpu_name():
         return platform.processor() or platform.machine()
 
 
-def markdown(report):
-    lines = [
-        f"{report['cpu']}, {report['cores']} cores; PyTorch {report['pytorch']}; fa2 through "
-        f"{report['through']}.",
-        "",
-        "| direction | dtype | B·H/Hkv | N | D | mask | threads | fa2 GFLOP/s | PyTorch GFLOP/s |"
-        " fa2 / PyTorch (middle half) | share of peak |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in report["rows"]:
-        case = Case.parse(row["case"])
-        share = row.get("peak_share")
-        lines.append(
-            f"| {case.direction} | {case.dtype} | {case.batch}·{case.heads}/{case.kv_heads} | "
-            f"{case.length} | {case.head_dim} | {case.mask} {case.option} | "
-            f"{case.threads} | {row['fa2_gflops']:.0f} | {row['pytorch_gflops']:.0f} | "
-            f"**{row['speedup']:.2f}** ({row['speedup_low']:.2f}–{row['speedup_high']:.2f}) | "
-            f"{'' if share is None else format(share, '.2f')} |")
-    return "\n".join(lines) + "\n"
-
-
-def plot_rates(report, path):
-    """The paper's figures: one panel per head dim and mask, GFLOP/s over the length."""
-    from matplotlib import pyplot
-    rows = [(Case.parse(row["case"]), row) for row in report["rows"]]
-    directions = [d for d in ("forward", "backward", "both") if any(c.direction == d for c, _ in rows)]
-    panels = sorted({(c.causal, c.head_dim) for c, _ in rows})
-    figure, axes = pyplot.subplots(len(directions), len(panels), squeeze=False,
-                                   figsize=(4 * len(panels), 3 * len(directions)))
-    for i, direction in enumerate(directions):
-        for j, (causal, head_dim) in enumerate(panels):
-            axis = axes[i][j]
-            points = sorted(((c.length, r) for c, r in rows if c.direction == direction
-                             and (c.causal, c.head_dim) == (causal, head_dim)), key=lambda p: p[0])
-            for key, label in (("fa2_gflops", "fa2"), ("pytorch_gflops", "PyTorch")):
-                axis.plot([n for n, _ in points], [r[key] for _, r in points], "o-", label=label)
-            axis.set(title=f"{direction}, D {head_dim}, {'causal' if causal else 'full'}",
-                     xlabel="sequence length", ylabel="GFLOP/s", ylim=(0, None))
-            axis.set_xscale("log", base=2)
-            axis.legend()
-    figure.suptitle(f"{report['cpu']}, {report['cores']} cores")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-
-
-def plot_speedups(report, path):
-    """One panel per dtype, direction and thread count: speedup over the length."""
-    from matplotlib import pyplot
-    rows = [(Case.parse(row["case"]), row) for row in report["rows"]]
-    dtypes = [d for d in ("bf16", "f16", "f32") if any(c.dtype == d for c, _ in rows)]
-    columns = sorted({(c.threads, c.direction) for c, _ in rows}, key=lambda c: (c[0], c[1] != "forward"))
-    figure, axes = pyplot.subplots(len(dtypes), len(columns), squeeze=False,
-                                   figsize=(4 * len(columns), 3 * len(dtypes)))
-    for i, dtype in enumerate(dtypes):
-        for j, (threads, direction) in enumerate(columns):
-            axis = axes[i][j]
-            lines = {}
-            for case, row in rows:
-                if (case.dtype, case.threads, case.direction) == (dtype, threads, direction):
-                    key = (case.head_dim, case.causal, case.heads // case.kv_heads, case.option)
-                    lines.setdefault(key, []).append((case.length, row["speedup"]))
-            for (head_dim, causal, group, option), points in sorted(lines.items()):
-                points.sort()
-                axis.plot([n for n, _ in points], [s for _, s in points],
-                          marker={"dbias": "^", "dropout": "s"}.get(option, "o" if group == 1 else "x"),
-                          linestyle="--" if causal else "-",
-                          color=f"C{(64, 128, 256).index(head_dim) if head_dim in (64, 128, 256) else 3}",
-                          label=f"D {head_dim} {option}{' causal' if causal else ''}"
-                                f"{'' if group == 1 else f' GQA {group}:1'}")
-            axis.axhline(1, color="gray", linewidth=0.8)
-            axis.set(title=f"{direction}, {dtype}, {threads} thread{'s' if threads > 1 else ''}",
-                     xlabel="sequence length", ylabel="fa2 / PyTorch", ylim=(0, None))
-            axis.set_xscale("log", base=2)
-    labels = {}
-    for axis in axes.flat:
-        labels.update({label: handle for handle, label in zip(*axis.get_legend_handles_labels())})
-    figure.suptitle(f"{report['cpu']}, {report['cores']} cores")
-    figure.tight_layout()
-    figure.legend(labels.values(), labels.keys(), loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-
-
-def save(report, out, plot):
-    out.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    out.with_suffix(".md").write_text(markdown(report), encoding="utf-8")
-    if plot and report["rows"]:
-        try:
-            import matplotlib
-            matplotlib.use("Agg")
-        except ImportError:
-            print("no plot: matplotlib is not installed", file=sys.stderr)
-            return
-        draw = plot_rates if report["suite"] == "fa2-paper" else plot_speedups
-        draw(report, out.with_suffix(".png"))
-
-
 def parse_arguments():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -472,14 +259,8 @@ def main():
     if options.case:
         cases = [Case.parse(name) for name in options.case]
     else:
-        suite = SUITES[options.suite]
-        if options.quick and options.suite == "full":
-            suite = quick_suite
-        elif options.quick and options.suite == "fa2-paper":
-            suite = lambda: (c for c in paper_suite() if c.length in (512, 2048, 8192))  # noqa: E731
-        elif options.quick:
-            suite = lambda: (c for c in options_suite() if c.dtype == "bf16")  # noqa: E731
-        cases = [c for c in suite() if re.search(options.filter, c.name)]
+        suite = suite_cases(options.suite, options.quick)
+        cases = [c for c in suite if re.search(options.filter, c.name)]
 
     report = {"cpu": cpu_name(), "cores": CORES, "pytorch": torch.__version__, "through": through,
               "suite": options.suite, "rows": []}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Copies bench_attention, bench_peak, compare_pytorch.py and the shared libraries they need (but the C
+# Copies bench_attention, bench_peak, compare_pytorch.py with its modules, and the shared libraries they need (but the C
 # library) into a folder that runs on another x86-64 or Arm Linux without fa2's dependencies.
 #   scripts/bundle_bench.sh FOLDER
 # Environment: FA2_BUILD_DIR (default: build).
@@ -13,7 +13,7 @@ scripts/install_deps.sh build
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release >/dev/null
 cmake --build "$build" --target bench_attention bench_peak
 mkdir -p "$folder/lib"
-cp bench/compare_pytorch.py "$folder"
+cp bench/compare_pytorch.py bench/pytorch_cases.py bench/pytorch_report.py "$folder"
 for program in bench_attention bench_peak; do
   cp "$build/bench/$program" "$folder/lib"
   ldd "$build/bench/$program" | awk '$2 == "=>" { print $3 }' |
