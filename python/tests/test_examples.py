@@ -10,6 +10,7 @@ import pytest
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"
 NEEDS = {
     "numpy_training": (),
+    "gradient_mistakes": (),
     "pytorch_training": ("torch",),
     "flash_attn_code": ("torch",),
     "transformers_training": ("torch", "transformers"),
