@@ -90,8 +90,9 @@ struct ForwardValueLoop {
   // stored.
   using RowWork = ExpRows<Variant, kMode, RowOrder<16, kFrom == 0 ? 2 : 0>>;
 
-  const Left& left;
-  const Right& right;
+  // Copies, not references: see FirstProducts.
+  const Left left;
+  const Right right;
   const PendingSquare c;
   const PendingSquare pending;
 
@@ -143,11 +144,8 @@ HWY_NOINLINE void ForwardValueStep(const Left& left, const Right& right,
                                    const PendingSquare c,
                                    PendingSquare& pending,
                                    const ExpState& state, const ExpBlock& b) {
-  // Copies: see FirstProducts.
-  const Left left_copy = left;
-  const Right right_copy = right;
-  ForwardValueLoop<Variant, kMode, kPanels, kFrom, Left, Right>{
-      left_copy, right_copy, c, pending}
+  ForwardValueLoop<Variant, kMode, kPanels, kFrom, Left, Right>{left, right, c,
+                                                                pending}
       .Run(state, b);
   pending = c;
 }

@@ -116,10 +116,10 @@ template <int kTermCount, int64_t kTwice>
 struct StripPairs {
   static constexpr int kTerms = kTermCount;
   StripPairs(const uint8_t* p, int64_t term_bytes, int64_t turn)
-      : early(p + 2 * turn * kTwice * kTileBytes),
-        late(p + 2 * kTwice * kTileBytes),
+      : early(At(p, turn, 0)),
+        late(At(p, turn, kTwice)),
         term_bytes(term_bytes) {}
-  // Sub-block k is at 2 k tiles from here.
+  // Sub-block k is 2 k tiles from here.
   const uint8_t* early;
   const uint8_t* late;
   int64_t term_bytes;
@@ -129,6 +129,13 @@ struct StripPairs {
                                         term * term_bytes +
                                         (2 * k + i) * kTileBytes,
                                     64);
+  }
+
+ private:
+  // Where sub-block 0 would be, were all places like that of sub-block k.
+  static HWY_INLINE const uint8_t* At(const uint8_t* p, int64_t turn,
+                                      int64_t k) {
+    return p + (PairPlace<kTwice>(turn, k) - k) * 2 * kTileBytes;
   }
 };
 
