@@ -15,33 +15,66 @@ namespace fa2::simd {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Minimax polynomials of 2^f on [-1/2, 1/2]: relative error 1.9e-9 in f32
-// (below its rounding, 6e-8), 3.1e-18 in f64.
+// Minimax polynomials of 2^f on [-1/2, 1/2], the leading coefficient first:
+// relative error 1.9e-9 in f32 (below its rounding, 6e-8), 3.1e-18 in f64.
+template <typename T>
+struct Exp2Polynomial;
+template <>
+struct Exp2Polynomial<float> {
+  static constexpr float kCoefficients[] = {0.00015345812158740182f,
+                                            0.0013399931209474140f,
+                                            0.0096184889565227916f,
+                                            0.055503287769976638f,
+                                            0.24022646890639572f,
+                                            0.69314720573725267f,
+                                            1.0f};
+};
+template <>
+struct Exp2Polynomial<double> {
+  static constexpr double kCoefficients[] = {
+      4.4352809446103361611e-10, 7.0741056262456593708e-9,
+      1.0178198033328527662e-7,  1.3215433089594629037e-6,
+      1.52527334899608046e-5,    0.00015403530462514613026,
+      0.0013333558146789950323,  0.0096181291075883350833,
+      0.055504108664819921483,   0.24022650695910156205,
+      0.69314718055994533046,    1.0};
+};
+
 template <class D, class V>
 HWY_INLINE V Exp2Fraction(D d, V f) {
-  using T = hn::TFromD<D>;
-  if constexpr (sizeof(T) == 4) {
-    V p = hn::Set(d, T(0.00015345812158740182));
-    p = hn::MulAdd(p, f, hn::Set(d, T(0.0013399931209474140)));
-    p = hn::MulAdd(p, f, hn::Set(d, T(0.0096184889565227916)));
-    p = hn::MulAdd(p, f, hn::Set(d, T(0.055503287769976638)));
-    p = hn::MulAdd(p, f, hn::Set(d, T(0.24022646890639572)));
-    p = hn::MulAdd(p, f, hn::Set(d, T(0.69314720573725267)));
-    return hn::MulAdd(p, f, hn::Set(d, T(1)));
-  } else {
-    V p = hn::Set(d, T(4.4352809446103361611e-10));
-    p = hn::MulAdd(p, f, hn::Set(d, T(7.0741056262456593708e-9)));
-    p = hn::MulAdd(p, f, hn::Set(d, T(1.0178198033328527662e-7)));
-    p = hn::MulAdd(p, f, hn::Set(d, T(1.3215433089594629037e-6)));
-    p = hn::MulAdd(p, f, hn::Set(d, T(1.52527334899608046e-5)));
-    p = hn::MulAdd(p, f, hn::Set(d, T(0.00015403530462514613026)));
-    p = hn::MulAdd(p, f, hn::Set(d, T(0.0013333558146789950323)));
-    p = hn::MulAdd(p, f, hn::Set(d, T(0.0096181291075883350833)));
-    p = hn::MulAdd(p, f, hn::Set(d, T(0.055504108664819921483)));
-    p = hn::MulAdd(p, f, hn::Set(d, T(0.24022650695910156205)));
-    p = hn::MulAdd(p, f, hn::Set(d, T(0.69314718055994533046)));
-    return hn::MulAdd(p, f, hn::Set(d, T(1)));
+  constexpr auto& c = Exp2Polynomial<hn::TFromD<D>>::kCoefficients;
+  V p = hn::Set(d, c[0]);
+  p = hn::MulAdd(p, f, hn::Set(d, c[1]));
+  p = hn::MulAdd(p, f, hn::Set(d, c[2]));
+  p = hn::MulAdd(p, f, hn::Set(d, c[3]));
+  p = hn::MulAdd(p, f, hn::Set(d, c[4]));
+  p = hn::MulAdd(p, f, hn::Set(d, c[5]));
+  p = hn::MulAdd(p, f, hn::Set(d, c[6]));
+  if constexpr (sizeof(hn::TFromD<D>) == 8) {
+    p = hn::MulAdd(p, f, hn::Set(d, c[7]));
+    p = hn::MulAdd(p, f, hn::Set(d, c[8]));
+    p = hn::MulAdd(p, f, hn::Set(d, c[9]));
+    p = hn::MulAdd(p, f, hn::Set(d, c[10]));
+    p = hn::MulAdd(p, f, hn::Set(d, c[11]));
   }
+  return p;
+}
+
+// Added to a number of up to 22 (f32) or 51 (f64) bits it rounds it to a whole
+// one, in two's complement in the low bits of the sum.
+template <typename T>
+inline constexpr T kRounder = sizeof(T) == 4 ? T(12582912)
+                                             : T(6755399441055744);
+
+// p * 2^n by way of p's bits, for `sum` = n + kRounder; NaN and n out of the
+// exponent's range give whatever. A conversion of n would do for f32, but for
+// f64 AVX2 and less have none (15 instructions).
+template <class D, class V>
+HWY_INLINE V AddToExponent(D d, V p, V sum) {
+  const hn::RebindToSigned<D> di;
+  constexpr int kMantissaBits = sizeof(hn::TFromD<D>) == 4 ? 23 : 52;
+  const auto shifted = hn::ShiftLeft<kMantissaBits>(hn::BitCast(di, sum));
+  return hn::BitCast(d, hn::Add(hn::BitCast(di, p), shifted));
 }
 
 // p * 2^n for whole n; n out of the exponent's range gives whatever.
@@ -59,13 +92,8 @@ HWY_INLINE V ScaleByPowerOfTwo(D d, V p, V n) {
     }
   }
 #endif
-  const hn::RebindToSigned<D> di;
-  constexpr int kMantissaBits = sizeof(hn::TFromD<D>) == 4 ? 23 : 52;
-  const auto shifted = hn::ShiftLeft<kMantissaBits>(hn::ConvertTo(di, n));
-  const V scaled = hn::BitCast(d, hn::Add(hn::BitCast(di, p), shifted));
-  // Highway converts NaN to a saturated integer, which would turn p into some
-  // large number.
-  return hn::IfThenElse(hn::Eq(p, p), scaled, p);
+  const V sum = hn::Add(n, hn::Set(d, kRounder<hn::TFromD<D>>));
+  return hn::IfThenElse(hn::Eq(p, p), AddToExponent(d, p, sum), p);
 }
 
 // 2^x. Below 2^-100 (2^-960) the result is exactly 0, so -inf gives 0, and no
@@ -75,45 +103,86 @@ HWY_INLINE V ScaleByPowerOfTwo(D d, V p, V n) {
 template <class D, class V>
 HWY_INLINE V Exp2(D d, V x) {
   using T = hn::TFromD<D>;
-  constexpr T kLowest = sizeof(T) == 4 ? T(-100) : T(-960);
-  constexpr T kHighest = sizeof(T) == 4 ? T(127.99999) : T(1023.99999);
+  const V lowest = hn::Set(d, sizeof(T) == 4 ? T(-100) : T(-960));
+  const V highest = hn::Set(d, sizeof(T) == 4 ? T(127.99999) : T(1023.99999));
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
   const V n = hn::Round(x);
-  // Held above kLowest: a subnormal result, though dropped below, would cost
+  // Held above the lowest: a subnormal result, though dropped below, would cost
   // vscalefps some 150 cycles.
-  const V held = hn::Max(n, hn::Set(d, kLowest));
-  const V scaled = ScaleByPowerOfTwo(d, Exp2Fraction(d, hn::Sub(x, n)), held);
-  const V low = hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, kLowest)), scaled);
-  return hn::IfThenElse(hn::Gt(x, hn::Set(d, kHighest)), hn::Inf(d), low);
+  const V scaled =
+      ScaleByPowerOfTwo(d, Exp2Fraction(d, hn::Sub(x, n)), hn::Max(n, lowest));
+  const V low = hn::IfThenZeroElse(hn::Lt(x, lowest), scaled);
+  return hn::IfThenElse(hn::Gt(x, highest), hn::Inf(d), low);
+#else
+  const V sum = hn::Add(x, hn::Set(d, kRounder<T>));
+  const V n = hn::Sub(sum, hn::Set(d, kRounder<T>));
+  const V scaled = AddToExponent(d, Exp2Fraction(d, hn::Sub(x, n)), sum);
+  const V low = hn::IfThenZeroElse(hn::Lt(x, lowest), scaled);
+  // Else +inf, or NaN.
+  return hn::IfThenElse(hn::Le(x, highest), low, hn::Add(x, hn::Inf(d)));
+#endif
 }
 
 template <typename T>
 inline constexpr T kLog2E = T(1.44269504088896340735992468100189214);
 
-// Whether ExpAbreast is there for this type.
-template <typename T>
-inline constexpr bool kExpsAbreast = HWY_TARGET == HWY_AVX2 && sizeof(T) == 4;
+// Whether ExpAbreast is worth it.
+inline constexpr bool kExpsAbreast = HWY_TARGET == HWY_AVX2;
 
 #if HWY_TARGET == HWY_AVX2
-// e^x of one vector of f32 or of four, an instruction of each before the next
-// of any: the schedulers of such a CPU see some 64 instructions, fewer than it
-// takes to keep busy with one vector after the other (Zen 3: 7.3 cycles a
-// vector instead of 10). What is not counted stays as it is.
+// What ExpAbreast is made of. It computes 2^kShift times the polynomial times
+// 2^(n - kShift): for the greatest n the latter is no infinity yet, and for the
+// least, -kLeast, its bits are those of 0.
+template <typename T>
+struct AbreastRange;
+template <>
+struct AbreastRange<float> {
+  static constexpr int kMantissaBits = 23;
+  static constexpr float kShifted = 67108864.0f;  // 2^26
+  static constexpr float kLeast = 101.0f;
+  static constexpr float kLowest = -70.0078653f;  // -101 ln 2
+  static constexpr float kHighest = 89.0f;
+};
+template <>
+struct AbreastRange<double> {
+  static constexpr int kMantissaBits = 52;
+  static constexpr double kShifted = 4611686018427387904.0;  // 2^62
+  static constexpr double kLeast = 961.0;
+  static constexpr double kLowest = -666.11444051810744;  // -961 ln 2
+  static constexpr double kHighest = 710.0;
+};
+
+// x between the limits. Minimum and maximum take the second of their arguments
+// if one is NaN.
+HWY_INLINE __m256 Between(float lowest, float highest, __m256 x) {
+  return _mm256_max_ps(_mm256_set1_ps(lowest),
+                       _mm256_min_ps(_mm256_set1_ps(highest), x));
+}
+HWY_INLINE __m256d Between(double lowest, double highest, __m256d x) {
+  return _mm256_max_pd(_mm256_set1_pd(lowest),
+                       _mm256_min_pd(_mm256_set1_pd(highest), x));
+}
+
+// e^x of one vector or of four, an instruction of each before the next of any:
+// the schedulers of such a CPU see some 64 instructions, fewer than it takes to
+// keep busy with one vector after the other (Zen 3, f32: 7.3 cycles a vector
+// instead of 10). What is not counted stays as it is.
 template <size_t kCount, class D, class V>
 HWY_INLINE void ExpAbreast(D d, V& x0, V& x1, V& x2, V& x3) {
+  using T = hn::TFromD<D>;
+  using Range = AbreastRange<T>;
+  constexpr auto& kCoefficients = Exp2Polynomial<T>::kCoefficients;
 #define FA2_EACH(f) \
   f(0) if constexpr (kCount == 4) { f(1) f(2) f(3) }
-  const V log2e = hn::Set(d, kLog2E<float>);
+  const V log2e = hn::Set(d, kLog2E<T>);
   V f0 = x0, f1 = x0, f2 = x0, f3 = x0;
-  // Minimum and maximum take the second of their arguments if one is NaN. -101
-  // ln 2 becomes 0 below, so all below 2^-100.5 does.
-  const __m256 highest = _mm256_set1_ps(89.0f);
-  const __m256 lowest = _mm256_set1_ps(-70.0078653f);
+  // The lowest becomes 0 below, so all that rounds to -kLeast does.
 #define FA2_HOLD(i) \
-  f##i.raw = _mm256_max_ps(lowest, _mm256_min_ps(highest, x##i.raw));
+  f##i.raw = Between(Range::kLowest, Range::kHighest, x##i.raw);
   FA2_EACH(FA2_HOLD)
 #undef FA2_HOLD
-  // The low bits are those of n + 101, the exponent of 2^(n - 26).
-  const V magic = hn::Set(d, 12582912.0f + 101.0f);
+  // The low bits are the exponent's of 2^(n - kShift).
+  const V magic = hn::Set(d, kRounder<T> + Range::kLeast);
   V n0 = f0, n1 = f0, n2 = f0, n3 = f0;
 #define FA2_ROUND(i) n##i = hn::MulAdd(f##i, log2e, magic);
   FA2_EACH(FA2_ROUND)
@@ -121,27 +190,31 @@ HWY_INLINE void ExpAbreast(D d, V& x0, V& x1, V& x2, V& x3) {
 #define FA2_FRACTION(i) f##i = hn::MulSub(f##i, log2e, hn::Sub(n##i, magic));
   FA2_EACH(FA2_FRACTION)
 #undef FA2_FRACTION
-  // Exp2Fraction times 2^26, so that 2^(n - 26) remains: for n = 128 that is no
-  // infinity yet, and for n = -101 its bits are those of 0.
-  constexpr float kFactor = 67108864.0f;
-  V c = hn::Set(d, 0.00015345812158740182f * kFactor);
+  V c = hn::Set(d, kCoefficients[0] * Range::kShifted);
   V p0 = c, p1 = c, p2 = c, p3 = c;
 #define FA2_ADD(i) p##i = hn::MulAdd(p##i, f##i, c);
-#define FA2_TERM(coefficient)            \
-  c = hn::Set(d, coefficient * kFactor); \
+#define FA2_TERM(power)                                   \
+  c = hn::Set(d, kCoefficients[power] * Range::kShifted); \
   FA2_EACH(FA2_ADD)
-  FA2_TERM(0.0013399931209474140f)
-  FA2_TERM(0.0096184889565227916f)
-  FA2_TERM(0.055503287769976638f)
-  FA2_TERM(0.24022646890639572f)
-  FA2_TERM(0.69314720573725267f)
-  FA2_TERM(1.0f)
+  FA2_TERM(1)
+  FA2_TERM(2)
+  FA2_TERM(3)
+  FA2_TERM(4)
+  FA2_TERM(5)
+  FA2_TERM(6)
+  if constexpr (sizeof(T) == 8) {
+    FA2_TERM(7)
+    FA2_TERM(8)
+    FA2_TERM(9)
+    FA2_TERM(10)
+    FA2_TERM(11)
+  }
 #undef FA2_TERM
 #undef FA2_ADD
   const hn::RebindToSigned<D> di;
-#define FA2_SCALE(i) \
-  x##i =             \
-      hn::Mul(p##i, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, n##i))));
+#define FA2_SCALE(i)                                                       \
+  x##i = hn::Mul(p##i, hn::BitCast(d, hn::ShiftLeft<Range::kMantissaBits>( \
+                                          hn::BitCast(di, n##i))));
   FA2_EACH(FA2_SCALE)
 #undef FA2_SCALE
 #undef FA2_EACH
@@ -160,7 +233,7 @@ HWY_INLINE V Exp(D d, V x) {
     // Lanes that vscalefps leaves out cost nothing, subnormal or not, and what
     // is above the range it makes +inf; a NaN is neither.
     const V held = V{_mm512_min_ps(_mm512_set1_ps(128.0f), x.raw)};
-    const V magic = hn::Set(d, T(12582912));
+    const V magic = hn::Set(d, kRounder<T>);
     const V n = hn::Sub(hn::MulAdd(held, log2e, magic), magic);
     const V p = Exp2Fraction(d, hn::MulSub(held, log2e, n));
     // -100 ln 2.
@@ -169,10 +242,8 @@ HWY_INLINE V Exp(D d, V x) {
     return V{_mm512_maskz_scalef_ps(kept, p.raw, n.raw)};
   }
 #elif HWY_TARGET == HWY_AVX2
-  if constexpr (sizeof(T) == 4) {
-    ExpAbreast<1>(d, x, x, x, x);
-    return x;
-  }
+  ExpAbreast<1>(d, x, x, x, x);
+  return x;
 #endif
   return Exp2(d, hn::Mul(x, log2e));
 }

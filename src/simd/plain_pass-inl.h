@@ -21,8 +21,7 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 template <class Op>
-inline constexpr bool kPassesFour =
-    Op::kPerLane == 1 && kExpsAbreast<typename Op::Sum>;
+inline constexpr bool kPassesFour = Op::kPerLane == 1 && kExpsAbreast;
 
 // P of four keys, whose S are at `s` and each `width` further.
 template <class D, class V>
