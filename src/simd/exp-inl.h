@@ -72,8 +72,8 @@ inline constexpr T kRounder = sizeof(T) == 4 ? T(12582912)
 template <class D, class V>
 HWY_INLINE V AddToExponent(D d, V p, V sum) {
   const hn::RebindToSigned<D> di;
-  constexpr int kMantissaBits = sizeof(hn::TFromD<D>) == 4 ? 23 : 52;
-  const auto shifted = hn::ShiftLeft<kMantissaBits>(hn::BitCast(di, sum));
+  const auto shifted =
+      hn::ShiftLeft<hwy::MantissaBits<hn::TFromD<D>>()>(hn::BitCast(di, sum));
   return hn::BitCast(d, hn::Add(hn::BitCast(di, p), shifted));
 }
 
@@ -130,23 +130,21 @@ inline constexpr T kLog2E = T(1.44269504088896340735992468100189214);
 inline constexpr bool kExpsAbreast = HWY_TARGET == HWY_AVX2;
 
 #if HWY_TARGET == HWY_AVX2
-// What ExpAbreast is made of. It computes 2^kShift times the polynomial times
-// 2^(n - kShift): for the greatest n the latter is no infinity yet, and for the
-// least, -kLeast, its bits are those of 0.
+// ExpAbreast computes kFactor times the polynomial times 2^n / kFactor: for the
+// greatest n the latter is no infinity yet, and for the least, -kLeast, its
+// bits are those of 0.
 template <typename T>
 struct AbreastRange;
 template <>
 struct AbreastRange<float> {
-  static constexpr int kMantissaBits = 23;
-  static constexpr float kShifted = 67108864.0f;  // 2^26
+  static constexpr float kFactor = 67108864.0f;  // 2^26
   static constexpr float kLeast = 101.0f;
   static constexpr float kLowest = -70.0078653f;  // -101 ln 2
   static constexpr float kHighest = 89.0f;
 };
 template <>
 struct AbreastRange<double> {
-  static constexpr int kMantissaBits = 52;
-  static constexpr double kShifted = 4611686018427387904.0;  // 2^62
+  static constexpr double kFactor = 4611686018427387904.0;  // 2^62
   static constexpr double kLeast = 961.0;
   static constexpr double kLowest = -666.11444051810744;  // -961 ln 2
   static constexpr double kHighest = 710.0;
@@ -181,7 +179,7 @@ HWY_INLINE void ExpAbreast(D d, V& x0, V& x1, V& x2, V& x3) {
   f##i.raw = Between(Range::kLowest, Range::kHighest, x##i.raw);
   FA2_EACH(FA2_HOLD)
 #undef FA2_HOLD
-  // The low bits are the exponent's of 2^(n - kShift).
+  // The low bits are the exponent's of 2^n / kFactor.
   const V magic = hn::Set(d, kRounder<T> + Range::kLeast);
   V n0 = f0, n1 = f0, n2 = f0, n3 = f0;
 #define FA2_ROUND(i) n##i = hn::MulAdd(f##i, log2e, magic);
@@ -190,11 +188,11 @@ HWY_INLINE void ExpAbreast(D d, V& x0, V& x1, V& x2, V& x3) {
 #define FA2_FRACTION(i) f##i = hn::MulSub(f##i, log2e, hn::Sub(n##i, magic));
   FA2_EACH(FA2_FRACTION)
 #undef FA2_FRACTION
-  V c = hn::Set(d, kCoefficients[0] * Range::kShifted);
+  V c = hn::Set(d, kCoefficients[0] * Range::kFactor);
   V p0 = c, p1 = c, p2 = c, p3 = c;
 #define FA2_ADD(i) p##i = hn::MulAdd(p##i, f##i, c);
-#define FA2_TERM(power)                                   \
-  c = hn::Set(d, kCoefficients[power] * Range::kShifted); \
+#define FA2_TERM(power)                                  \
+  c = hn::Set(d, kCoefficients[power] * Range::kFactor); \
   FA2_EACH(FA2_ADD)
   FA2_TERM(1)
   FA2_TERM(2)
@@ -212,8 +210,8 @@ HWY_INLINE void ExpAbreast(D d, V& x0, V& x1, V& x2, V& x3) {
 #undef FA2_TERM
 #undef FA2_ADD
   const hn::RebindToSigned<D> di;
-#define FA2_SCALE(i)                                                       \
-  x##i = hn::Mul(p##i, hn::BitCast(d, hn::ShiftLeft<Range::kMantissaBits>( \
+#define FA2_SCALE(i)                                                         \
+  x##i = hn::Mul(p##i, hn::BitCast(d, hn::ShiftLeft<hwy::MantissaBits<T>()>( \
                                           hn::BitCast(di, n##i))));
   FA2_EACH(FA2_SCALE)
 #undef FA2_SCALE

@@ -64,15 +64,16 @@ struct LaneEngine : LaneProducts<Op> {
 
   // With pairs O's accumulator is read and written often beside its products:
   // half as often is 1% faster, and P of 192 keys takes 24 KiB of L1. With
-  // panels of two vectors P of 256 keys takes 16 KiB, which at D 64 is 2%
-  // faster, as 256 queries are for any D (Zen 3): K and V come from L2 or L3
-  // half as often.
+  // panels of two vectors P of 256 keys takes 16 KiB, which for rows of up to
+  // 256 bytes is 2% faster (f32, D 64; of 512 bytes 1 to 3% slower, f64 8%), as
+  // 256 queries are for any D (Zen 3): K and V come from L2 or L3 half as
+  // often.
   static BlockSizes ForwardBlocks(int64_t head_dim, int64_t value_dim) {
     BlockSizes blocks = Blocks(head_dim, value_dim);
     if (Op::kPerLane > 1) {
       blocks.keys *= 2;
     } else if (kBlockVectors == 2) {
-      if (std::max(head_dim, value_dim) <= 64) blocks.keys *= 2;
+      if (std::max(head_dim, value_dim) * sizeof(T) <= 256) blocks.keys *= 2;
       blocks.queries *= 2;
     }
     return blocks;
