@@ -8,6 +8,9 @@
 #define FA2_SRC_SIMD_EXP_INL_H_
 #endif
 
+#include <cstdint>
+#include <limits>
+
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -130,26 +133,6 @@ inline constexpr T kLog2E = T(1.44269504088896340735992468100189214);
 inline constexpr bool kExpsAbreast = HWY_TARGET == HWY_AVX2;
 
 #if HWY_TARGET == HWY_AVX2
-// ExpAbreast computes kFactor times the polynomial times 2^n / kFactor: for the
-// greatest n the latter is no infinity yet, and for the least, -kLeast, its
-// bits are those of 0.
-template <typename T>
-struct AbreastRange;
-template <>
-struct AbreastRange<float> {
-  static constexpr float kFactor = 67108864.0f;  // 2^26
-  static constexpr float kLeast = 101.0f;
-  static constexpr float kLowest = -70.0078653f;  // -101 ln 2
-  static constexpr float kHighest = 89.0f;
-};
-template <>
-struct AbreastRange<double> {
-  static constexpr double kFactor = 4611686018427387904.0;  // 2^62
-  static constexpr double kLeast = 961.0;
-  static constexpr double kLowest = -666.11444051810744;  // -961 ln 2
-  static constexpr double kHighest = 710.0;
-};
-
 // x between the limits. Minimum and maximum take the second of their arguments
 // if one is NaN.
 HWY_INLINE __m256 Between(float lowest, float highest, __m256 x) {
@@ -168,19 +151,26 @@ HWY_INLINE __m256d Between(double lowest, double highest, __m256d x) {
 template <size_t kCount, class D, class V>
 HWY_INLINE void ExpAbreast(D d, V& x0, V& x1, V& x2, V& x3) {
   using T = hn::TFromD<D>;
-  using Range = AbreastRange<T>;
   constexpr auto& kCoefficients = Exp2Polynomial<T>::kCoefficients;
+  // kFactor times the polynomial times 2^n / kFactor: for the greatest n the
+  // latter is no infinity yet, and for the least, -kLeast, its bits are those
+  // of 0.
+  constexpr int kFactorBits = sizeof(T) == 4 ? 26 : 62;
+  constexpr T kFactor = T(uint64_t{1} << kFactorBits);
+  constexpr int kGreatest = std::numeric_limits<T>::max_exponent;
+  constexpr T kLeast = T(kGreatest - 1 - kFactorBits);
+  constexpr T kLn2 = T(0.693147180559945309417232121458176568);
 #define FA2_EACH(f) \
   f(0) if constexpr (kCount == 4) { f(1) f(2) f(3) }
   const V log2e = hn::Set(d, kLog2E<T>);
   V f0 = x0, f1 = x0, f2 = x0, f3 = x0;
-  // The lowest becomes 0 below, so all that rounds to -kLeast does.
+  // The lowest rounds to -kLeast, which gives 0, the highest to infinity.
 #define FA2_HOLD(i) \
-  f##i.raw = Between(Range::kLowest, Range::kHighest, x##i.raw);
+  f##i.raw = Between(-kLeast * kLn2, (kGreatest + T(0.25)) * kLn2, x##i.raw);
   FA2_EACH(FA2_HOLD)
 #undef FA2_HOLD
   // The low bits are the exponent's of 2^n / kFactor.
-  const V magic = hn::Set(d, kRounder<T> + Range::kLeast);
+  const V magic = hn::Set(d, kRounder<T> + kLeast);
   V n0 = f0, n1 = f0, n2 = f0, n3 = f0;
 #define FA2_ROUND(i) n##i = hn::MulAdd(f##i, log2e, magic);
   FA2_EACH(FA2_ROUND)
@@ -188,11 +178,11 @@ HWY_INLINE void ExpAbreast(D d, V& x0, V& x1, V& x2, V& x3) {
 #define FA2_FRACTION(i) f##i = hn::MulSub(f##i, log2e, hn::Sub(n##i, magic));
   FA2_EACH(FA2_FRACTION)
 #undef FA2_FRACTION
-  V c = hn::Set(d, kCoefficients[0] * Range::kFactor);
+  V c = hn::Set(d, kCoefficients[0] * kFactor);
   V p0 = c, p1 = c, p2 = c, p3 = c;
 #define FA2_ADD(i) p##i = hn::MulAdd(p##i, f##i, c);
-#define FA2_TERM(power)                                  \
-  c = hn::Set(d, kCoefficients[power] * Range::kFactor); \
+#define FA2_TERM(power)                           \
+  c = hn::Set(d, kCoefficients[power] * kFactor); \
   FA2_EACH(FA2_ADD)
   FA2_TERM(1)
   FA2_TERM(2)
