@@ -1,5 +1,5 @@
 // What a call promises beside its numbers: sizes of 0, far offsets, calls at
-// once, after fork(), memory kept, limited and refused.
+// once, after fork(), any part of dropout's stream.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -227,143 +227,6 @@ TEST(AttentionEdge, WorksInTheChildOfAFork) {
   EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
-TEST(AttentionEdge, SecondCallAllocatesNothing) {
-  const Contexts contexts({2});
-  Context* const context = contexts.list()[0];
-  for (const DType dtype : AllTypes()) {
-    const AttentionCase c = BaseCase(dtype);
-    const AttentionInputs inputs = MakeInputs(c);
-    RunOnce(c, inputs, context);
-    const size_t count = context->AllocationCount();
-    const size_t bytes = context->WorkspaceBytes();
-    RunOnce(c, inputs, context);
-    EXPECT_EQ(context->AllocationCount(), count) << NameOf(dtype);
-    EXPECT_EQ(context->WorkspaceBytes(), bytes) << NameOf(dtype);
-  }
-  context->ReleaseWorkspace();
-  EXPECT_EQ(context->WorkspaceBytes(), 0u);
-}
-
-TEST(AttentionEdge, WorkspaceIsWhatTheQuerySays) {
-  for (const DType dtype : AllTypes()) {
-    const Contexts contexts({2});
-    Context* const context = contexts.list()[0];
-    const AttentionCase c = BaseCase(dtype);
-    const AttentionInputs inputs = MakeInputs(c);
-    const AttentionOutputs outputs = MakeOutputs(c, inputs);
-    const AttentionForwardArgs forward = ForwardArgs(inputs, outputs);
-    const AttentionBackwardArgs backward = BackwardArgs(c, inputs, outputs);
-    size_t forward_bytes = 0;
-    size_t backward_bytes = 0;
-    ASSERT_TRUE(
-        AttentionForwardWorkspace(forward, &forward_bytes, context).ok());
-    ASSERT_TRUE(
-        AttentionBackwardWorkspace(backward, &backward_bytes, context).ok());
-    ASSERT_TRUE(AttentionForward(forward, context).ok());
-    ASSERT_TRUE(AttentionBackward(backward, context).ok());
-    EXPECT_LE(context->PeakWorkspaceBytes(), forward_bytes + backward_bytes);
-    EXPECT_GE(context->PeakWorkspaceBytes(),
-              std::max(forward_bytes, backward_bytes));
-  }
-}
-
-// What threads need of their own is bounded by what there is to do.
-TEST(AttentionEdge, WorkspaceFollowsTheInputsNotTheThreads) {
-  const Contexts contexts({1, 64});
-  for (const int64_t heads : {1, 4}) {
-    for (const int64_t rows : {256, 1024}) {
-      AttentionCase c = BaseCase(DType::kBF16);
-      c.heads = c.kv_heads = heads;
-      c.nq = c.nk = rows;
-      c.value_dim = c.head_dim;
-      const AttentionInputs inputs = MakeInputs(c);
-      const AttentionOutputs outputs = MakeOutputs(c, inputs);
-      // Bytes of Q, K, V and dO.
-      const size_t read =
-          static_cast<size_t>(4 * 2 * heads * rows * c.head_dim);
-      for (Context* context : contexts.list()) {
-        size_t forward = 0, backward = 0;
-        ASSERT_TRUE(AttentionForwardWorkspace(ForwardArgs(inputs, outputs),
-                                              &forward, context)
-                        .ok());
-        ASSERT_TRUE(AttentionBackwardWorkspace(BackwardArgs(c, inputs, outputs),
-                                               &backward, context)
-                        .ok());
-        EXPECT_LE(forward, 12 * read) << heads << " heads of " << rows;
-        EXPECT_LE(backward, 12 * read) << heads << " heads of " << rows;
-      }
-    }
-  }
-}
-
-void ExpectOutOfMemory(const ContextOptions& options) {
-  std::unique_ptr<Context> context;
-  const Status made = Context::Create(options, &context);
-  ASSERT_TRUE(made.ok()) << made.message();
-  const AttentionCase c = BaseCase(DType::kF32);
-  const AttentionInputs inputs = MakeInputs(c);
-  const AttentionOutputs outputs = MakeOutputs(c, inputs);
-  for (const Tensor* t :
-       {&outputs.out, &outputs.dq, &outputs.dk, &outputs.dv}) {
-    t->buffer->Snapshot();
-  }
-  Status status = AttentionForward(ForwardArgs(inputs, outputs), context.get());
-  EXPECT_EQ(status.code(), StatusCode::kOutOfMemory) << status.message();
-  EXPECT_FALSE(status.message().empty());
-  status = AttentionBackward(BackwardArgs(c, inputs, outputs), context.get());
-  EXPECT_EQ(status.code(), StatusCode::kOutOfMemory) << status.message();
-  for (const Tensor* t :
-       {&outputs.out, &outputs.dq, &outputs.dk, &outputs.dv}) {
-    EXPECT_FALSE(t->buffer->ChangedOutside({}));
-  }
-}
-
-TEST(AttentionEdge, MemoryLimitIsKept) {
-  ContextOptions options;
-  options.memory_limit = 1;
-  ExpectOutOfMemory(options);
-}
-
-TEST(AttentionEdge, RefusedAllocationIsAnError) {
-  ContextOptions options;
-  options.allocator.allocate = [](void*, size_t, size_t) -> void* {
-    return nullptr;
-  };
-  options.allocator.release = [](void*, void*, size_t) {};
-  ExpectOutOfMemory(options);
-}
-
-TEST(AttentionEdge, OwnAllocatorIsUsedAndGetsAllBack) {
-  struct Count {
-    int64_t bytes = 0;
-    int64_t calls = 0;
-  } count;
-  {
-    ContextOptions options;
-    options.num_threads = 2;
-    options.allocator.opaque = &count;
-    options.allocator.allocate = [](void* opaque, size_t bytes,
-                                    size_t alignment) {
-      auto* const c = static_cast<Count*>(opaque);
-      c->bytes += static_cast<int64_t>(bytes);
-      ++c->calls;
-      return std::aligned_alloc(
-          alignment, (bytes + alignment - 1) / alignment * alignment);
-    };
-    options.allocator.release = [](void* opaque, void* memory, size_t bytes) {
-      static_cast<Count*>(opaque)->bytes -= static_cast<int64_t>(bytes);
-      std::free(memory);
-    };
-    std::unique_ptr<Context> context;
-    ASSERT_TRUE(Context::Create(options, &context).ok());
-    const AttentionCase c = BaseCase(DType::kBF16);
-    ExpectAttention(c, {context.get()});
-    EXPECT_GT(count.calls, 0);
-    EXPECT_EQ(count.bytes, static_cast<int64_t>(context->WorkspaceBytes()));
-  }
-  EXPECT_EQ(count.bytes, 0);
-}
-
 TEST(AttentionEdge, DeltaIsTheRowSumOfOutTimesDout) {
   for (const DType dtype : AllTypes()) {
     for (const Layout layout : {Layout::kBhsd, Layout::kBshd, Layout::kReversed,
@@ -417,8 +280,6 @@ TEST(AttentionEdge, KeepMaskIsThePhiloxMapping) {
   }
 }
 
-// Kernels may flush subnormals while they run; the caller's arithmetic is its
-// own.
 // Philox blocks have numbers of two words: the upper one changes amid a block
 // of scores, and the number of the output begins again at 2^64.
 TEST(AttentionEdge, DropoutOfAnyPartOfTheStream) {
@@ -443,6 +304,8 @@ TEST(AttentionEdge, DropoutOfAnyPartOfTheStream) {
   }
 }
 
+// Kernels may flush subnormals while they run; the caller's arithmetic is its
+// own.
 TEST(AttentionEdge, SubnormalsAreTheCallersAgain) {
   const Contexts contexts({1, 2});
   for (const DType dtype : AllTypes()) {
