@@ -77,6 +77,8 @@ BackwardRun::Worker::Worker(const BackwardRun& run, Carver* carver)
              run.args_.dalibi_slopes.given(), carver),
       rows({run.problem_.q, run.problem_.k, run.problem_.v, run.args_.out,
             run.args_.dout, run.args_.dq, run.args_.dk, run.args_.dv},
+           LeaveCaches({run.args_.dq, run.args_.dk, run.args_.dv},
+                       run.plan_.workers),
            run.engine_, run.row_kernels_,
            std::max(run.plan_.blocks.keys, run.plan_.blocks.queries), carver),
       bias(run.block_dbias(), run.args_.accumulate_dbias, run.problem_,

@@ -112,7 +112,8 @@ ForwardRun::Worker::Worker(const ForwardRun& run, Carver* carver)
     : scores(run.problem_, run.engine_, run.staging_, run.bias_tiles_,
              run.alibi_reach_, run.plan_.blocks, false, carver),
       rows({run.problem_.q, run.problem_.k, run.problem_.v, run.args_.out},
-           run.engine_, run.row_kernels_,
+           LeaveCaches({run.args_.out}, run.plan_.workers), run.engine_,
+           run.row_kernels_,
            std::max(run.plan_.blocks.keys, run.plan_.blocks.queries), carver) {
   const simd::Engine& engine = run.engine_;
   const int64_t queries = run.plan_.blocks.queries;

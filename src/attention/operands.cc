@@ -27,11 +27,22 @@ void Scatter(const char* from, int64_t stride, int64_t step, int64_t rows,
 
 }  // namespace
 
+bool LeaveCaches(std::initializer_list<ConstTensorView> outputs, int workers) {
+  int64_t bytes = 0;
+  for (const ConstTensorView& output : outputs) {
+    if (!output.given()) continue;
+    int64_t elements = 1;
+    for (const int64_t size : output.sizes) elements *= size;
+    bytes += elements * static_cast<int64_t>(SizeOf(output.dtype));
+  }
+  return bytes >= int64_t{workers} * (4 << 20);
+}
+
 RowBuffers::RowBuffers(std::initializer_list<ConstTensorView> tensors,
-                       const simd::Engine& engine,
+                       bool past_caches, const simd::Engine& engine,
                        const simd::RowKernels& kernels, int64_t largest_block,
                        Carver* carver)
-    : engine_(engine), kernels_(kernels) {
+    : engine_(engine), kernels_(kernels), past_caches_(past_caches) {
   int64_t depth = 1;
   size_t copied_row = 0;  // bytes
   for (const ConstTensorView& tensor : tensors) {
@@ -81,9 +92,10 @@ void RowBuffers::Store(const Parts& parts, Kind kind, int64_t block_rows,
       keys ? engine_.store_key_rows : engine_.store_query_rows;
   if (accumulator != nullptr && store != nullptr && contiguous && !add &&
       out.dtype == DType::kBF16) {
-    store(parts.data, parts.count, depth, count, static_cast<float>(factor),
-          row_factor, reinterpret_cast<uint16_t*>(At(out, batch, head, first)),
-          out.strides[2]);
+    store(
+        parts.data, parts.count, depth, count, static_cast<float>(factor),
+        row_factor,
+        {At(out, batch, head, first), out.dtype, out.strides[2], past_caches_});
     return;
   }
   const auto unpack =

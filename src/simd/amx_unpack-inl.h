@@ -59,6 +59,27 @@ inline void UnpackQueryRows(const void* accumulator, int64_t /*queries*/,
   }
 }
 
+// Stores `columns` of 32 bf16 from a column on; a whole line past the caches if
+// wanted (one thread: N 1,024 4 to 5% of the backward, N 2,048 3%).
+HWY_INLINE void StoreColumns(const MutableRows& out, int64_t row,
+                             int64_t column, __mmask32 columns, __m512i x) {
+  uint16_t* const to =
+      static_cast<uint16_t*>(out.data) + row * out.stride + column;
+  const bool whole_line =
+      columns == ~__mmask32{0} && reinterpret_cast<uintptr_t>(to) % 64 == 0;
+  if (out.past_caches && whole_line) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), x);
+  } else {
+    _mm512_mask_storeu_epi16(to, columns, x);
+  }
+}
+
+// Stores past the caches wait for nobody: whoever is told that the rows are
+// written must find them.
+HWY_INLINE void FinishStores(const MutableRows& out) {
+  if (out.past_caches) _mm_sfence();
+}
+
 // 16 numbers at `offset` bytes of the sum of accumulators.
 HWY_INLINE __m512 LoadSum(const void* const* accumulators, int parts,
                           int64_t offset) {
@@ -75,7 +96,7 @@ HWY_INLINE __m512 LoadSum(const void* const* accumulators, int parts,
 template <class Tiles>
 void StoreKeyRows(const void* const* accumulators, int parts, int64_t depth,
                   int64_t count, float factor, const void* row_factor,
-                  uint16_t* out, int64_t stride) {
+                  MutableRows out) {
   const int64_t columns = 2 * amx::DepthTiles(depth);
   const float* const factors = static_cast<const float*>(row_factor);
   for (int64_t first = 0; first < count; first += 16) {
@@ -91,17 +112,18 @@ void StoreKeyRows(const void* const* accumulators, int parts, int64_t depth,
             _mm512_mul_ps(LoadSum(accumulators, parts, row), scale),
             _mm512_mul_ps(LoadSum(accumulators, parts, row + kTileBytes),
                           scale));
-        _mm512_mask_storeu_epi16(out + (first + i) * stride + 16 * d, mask, x);
+        StoreColumns(out, first + i, 16 * d, mask, x);
       }
     }
   }
+  FinishStores(out);
 }
 
 // Pairs of rounded columns are transposed, half as much as columns of f32.
 template <class Tiles>
 void StoreQueryRows(const void* const* accumulators, int parts, int64_t depth,
                     int64_t count, float factor, const void* row_factor,
-                    uint16_t* out, int64_t stride) {
+                    MutableRows out) {
   const int64_t columns = 2 * amx::DepthTiles(depth);
   const __m512i interleave = _mm512_add_epi16(
       _mm512_and_si512(_mm512_set1_epi32(static_cast<int>(0xffff0000u)),
@@ -139,12 +161,12 @@ void StoreQueryRows(const void* const* accumulators, int parts, int64_t depth,
         for (int i = 0; i < 16; ++i) {
           const int64_t r = amx::QueryOfLane(half, i);
           if (r >= rows) continue;
-          _mm512_mask_storeu_epi16(out + (32 * panel + r) * stride + 16 * d,
-                                   mask, v[i]);
+          StoreColumns(out, 32 * panel + r, 16 * d, mask, v[i]);
         }
       }
     }
   }
+  FinishStores(out);
 }
 
 }  // namespace fa2::simd::HWY_NAMESPACE

@@ -57,12 +57,13 @@ struct Bf16RowStore {
 
   static void KeyRows(const void* const* accumulators, int parts, int64_t depth,
                       int64_t count, float factor, const void* row_factor,
-                      uint16_t* out, int64_t stride) {
+                      MutableRows destination) {
     const D d;
+    uint16_t* out = static_cast<uint16_t*>(destination.data);
     const size_t columns = static_cast<size_t>(depth);
     const size_t row_stride = RowStride(d, columns);
     const float* const factors = static_cast<const float*>(row_factor);
-    for (int64_t r = 0; r < count; ++r, out += stride) {
+    for (int64_t r = 0; r < count; ++r, out += destination.stride) {
       const V scale =
           hn::Set(d, factors == nullptr ? factor : factor * factors[r]);
       const size_t row = static_cast<size_t>(r) * row_stride;
@@ -101,9 +102,11 @@ struct Bf16RowStore {
 
   static void QueryRows(const void* const* accumulators, int parts,
                         int64_t depth, int64_t count, float factor,
-                        const void* row_factor, uint16_t* out, int64_t stride) {
+                        const void* row_factor, MutableRows destination) {
     const D d;
     const hn::Repartition<uint16_t, D> d16;
+    uint16_t* out = static_cast<uint16_t*>(destination.data);
+    const int64_t stride = destination.stride;
     const size_t all_columns = static_cast<size_t>(depth);
     const size_t all_rows = static_cast<size_t>(count);
     HWY_ALIGN float sums[kColumns * kWidth];

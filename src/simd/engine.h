@@ -49,6 +49,16 @@ struct Rows {
   int64_t depth = 0;
 };
 
+// Destination rows; elements of a row are contiguous.
+struct MutableRows {
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t stride = 0;  // elements between rows, any sign
+  // They will have left the caches when they are read next. Who can writes them
+  // past those: lines then need not be read before they are written.
+  bool past_caches = false;
+};
+
 // The scores of a block: S = scale * QK^T, softcap, + bias, + ALiBi, mask, P =
 // exp(S - lse), dropout. Pointers into arrays of the engine's accumulator type
 // (float or double) are `void`. nullptr / 0 means "not used".
@@ -230,13 +240,12 @@ struct Engine {
                             void* rows, int64_t row_stride);
 
   // Rows [0, count) of the sum, in order, of `parts` accumulators, times factor
-  // and (unless nullptr) row_factor[row], rounded to bf16 and stored `stride`
-  // elements apart: what adding, unpacking and rounding give, in one pass.
-  // nullptr where there is none.
+  // and (unless nullptr) row_factor[row], rounded and stored as rows of bf16:
+  // what adding, unpacking and rounding give, in one pass. nullptr where there
+  // is none.
   using StoreBf16 = void (*)(const void* const* accumulators, int parts,
                              int64_t depth, int64_t count, float factor,
-                             const void* row_factor, uint16_t* out,
-                             int64_t stride);
+                             const void* row_factor, MutableRows out);
   StoreBf16 store_key_rows = nullptr;
   StoreBf16 store_query_rows = nullptr;
 

@@ -10,13 +10,6 @@
 
 namespace fa2::simd {
 
-// Destination rows; elements of a row are contiguous.
-struct MutableRows {
-  void* data = nullptr;
-  DType dtype = DType::kF32;
-  int64_t stride = 0;  // elements between rows, any sign
-};
-
 // For one accumulator type T (float or double); arrays of T are `void`.
 struct RowKernels {
   // sums[r] = sum over d of a[r][d] * b[r][d]. Dtypes that T can hold.

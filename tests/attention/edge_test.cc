@@ -1,5 +1,5 @@
-// What a call promises beside its numbers: sizes of 0, far offsets, calls at
-// once, after fork(), any part of dropout's stream.
+// What a call promises beside its numbers: sizes of 0, far offsets, large
+// outputs, calls at once, after fork(), any part of dropout's stream.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -174,6 +174,19 @@ bool SameOutputs(const AttentionOutputs& a, const AttentionOutputs& b) {
   return SameBits(a.out.view, b.out.view) && SameBits(a.lse.view, b.lse.view) &&
          SameBits(a.dq.view, b.dq.view) && SameBits(a.dk.view, b.dk.view) &&
          SameBits(a.dv.view, b.dv.view);
+}
+
+// The gradients of a thread that works alone, 4.5 MiB, are written past its
+// caches, those of two threads are not.
+TEST(AttentionEdge, OutputsLargerThanCaches) {
+  const Contexts contexts({1, 2});
+  AttentionCase c = BaseCase(DType::kBF16);
+  c.heads = c.kv_heads = 192;
+  c.nq = c.nk = 32;
+  c.head_dim = c.value_dim = 128;
+  const AttentionInputs inputs = MakeInputs(c);
+  EXPECT_TRUE(SameOutputs(RunOnce(c, inputs, contexts.list()[0]),
+                          RunOnce(c, inputs, contexts.list()[1])));
 }
 
 TEST(AttentionEdge, CallsFromSeveralThreadsAtOnce) {

@@ -80,9 +80,12 @@ const char* NameOf(Layout layout) {
   return "unknown";
 }
 
-Buffer::Buffer(size_t bytes) : bytes_(bytes + 2 * kGuardBytes, 0xFF) {}
+Buffer::Buffer(size_t bytes, size_t alignment)
+    : bytes_(bytes + 2 * kGuardBytes + alignment, 0xFF), begin_(kGuardBytes) {
+  while (reinterpret_cast<uintptr_t>(data()) % alignment != 0) ++begin_;
+}
 
-uint8_t* Buffer::data() { return bytes_.data() + kGuardBytes; }
+uint8_t* Buffer::data() { return bytes_.data() + begin_; }
 
 void Buffer::Snapshot() { snapshot_ = bytes_; }
 
@@ -114,7 +117,8 @@ Tensor MakeTensor(DType dtype, const Sizes& sizes, Layout layout,
       Elements(sizes) > 0 ? ExtentOf(sizes, strides) : Extent();
   Tensor tensor;
   tensor.buffer = std::make_shared<Buffer>(
-      static_cast<size_t>(extent.high - extent.low) * SizeOf(dtype));
+      static_cast<size_t>(extent.high - extent.low) * SizeOf(dtype),
+      layout == Layout::kBhsd ? 64 : 1);
   tensor.view = {
       tensor.buffer->data() - extent.low * static_cast<int64_t>(SizeOf(dtype)),
       dtype, sizes, strides};

@@ -25,7 +25,8 @@ int64_t Elements(const Sizes& sizes);
 // its results, what it writes there is found by ChangedOutside.
 class Buffer {
  public:
-  explicit Buffer(size_t bytes);
+  // `alignment` in bytes, of data().
+  explicit Buffer(size_t bytes, size_t alignment = 1);
   uint8_t* data();
 
   // Remembers the contents.
@@ -37,6 +38,7 @@ class Buffer {
  private:
   std::vector<uint8_t> bytes_;
   std::vector<uint8_t> snapshot_;
+  size_t begin_;  // of data() in bytes_
 };
 
 struct Tensor {
@@ -56,8 +58,9 @@ enum class Layout {
 
 const char* NameOf(Layout layout);
 
-// A tensor in a buffer of its own. With `broadcast`, dimension i has stride 0
-// where broadcast[i].
+// A tensor in a buffer of its own; a dense one begins a cache line, as those of
+// frameworks do, others wherever memory is. With `broadcast`, dimension i has
+// stride 0 where broadcast[i].
 Tensor MakeTensor(DType dtype, const Sizes& sizes,
                   Layout layout = Layout::kBhsd,
                   std::array<bool, 4> broadcast = {});
