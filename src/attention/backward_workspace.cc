@@ -88,8 +88,8 @@ BackwardRun::Worker::Worker(const BackwardRun& run, Carver* carver)
   const int64_t block_keys = run.plan_.blocks.keys;
   const int64_t d = run.problem_.head_dim;
   const int64_t value_dim = run.problem_.value_dim;
-  engine_scratch =
-      carver->Take(engine.scratch_bytes(run.plan_.blocks, d, value_dim));
+  engine_scratch = carver->Take(
+      engine.backward_scratch_bytes(run.plan_.blocks, d, value_dim));
   keys = run.TakeKeys(run.plan_.shared_keys ? 0 : block_keys, carver);
   key_sums_ds = carver->Take(
       SharesKeys(run.args_.dbias, run.problem_)

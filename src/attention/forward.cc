@@ -121,7 +121,8 @@ ForwardRun::Worker::Worker(const ForwardRun& run, Carver* carver)
   const int64_t dv = run.problem_.value_dim;
   q_score =
       carver->Take(engine.packed_bytes(simd::Role::kScoreRight, queries, d));
-  engine_scratch = carver->Take(engine.scratch_bytes(run.plan_.blocks, d, dv));
+  engine_scratch =
+      carver->Take(engine.forward_scratch_bytes(run.plan_.blocks, d, dv));
   out = carver->Take(engine.query_accumulator_bytes(queries, dv));
   const size_t row = static_cast<size_t>(queries) * SizeOf(engine.accumulator);
   row_max = carver->Take(row);

@@ -35,14 +35,22 @@ class BackwardPass {
       : b_(block),
         keys_(block.keys / 32),
         queries_(block.queries / 32),
-        chunk_(BackwardScratch::ChunkPanels(block.keys, block.head_dim)),
+        chunk_(BackwardScratch::ChunkPanels(keys_, block.head_dim)),
         panels_(Layout::Panels(queries_)),
         slab_(SlabPanels(block.score, panels_)),
-        s_(AlignPage(block.scratch), block.keys, block.queries, kP, kDs,
-           chunk_),
+        s_(AlignPage(block.scratch), keys_, queries_, chunk_,
+           Scores::kPanelTiles, kP, kDs),
         gradients_(block, s_, queries_, panels_, chunk_),
         dropout_(block.score, queries_, s_.keep),
         scores_(block, s_, chunk_, dropout_, fetch_) {}
+
+  static int64_t ScratchBytes(const BlockSizes& blocks, int64_t head_dim) {
+    const int64_t keys = amx::Panels(blocks.keys);
+    const BackwardScratch scratch(nullptr, keys, amx::Panels(blocks.queries),
+                                  BackwardScratch::ChunkPanels(keys, head_dim),
+                                  Scores::kPanelTiles, kP, kDs);
+    return scratch.bytes + kPage;  // to align it
+  }
 
   void Run() {
     Prepare();
@@ -85,9 +93,10 @@ class BackwardPass {
                    : kSlabPanels * (8 / Scores::kPanelTiles) /
                          std::min<int64_t>(8 / Scores::kPanelTiles, panels);
   }
+  static constexpr int64_t kPage = 4096;
   static void* AlignPage(void* p) {
-    return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(p) + 4095) &
-                                   ~uintptr_t{4095});
+    return reinterpret_cast<void*>(
+        (reinterpret_cast<uintptr_t>(p) + kPage - 1) & ~uintptr_t{kPage - 1});
   }
 
   // What of the next slab's options runs after four tile products.
@@ -151,21 +160,19 @@ class BackwardPass {
   Scores scores_;
 };
 
+// Loops are unrolled where both products of a sub-block have as many steps.
+template <class Call>
+HWY_INLINE void WithBackwardSteps(int64_t head_dim, int64_t value_dim,
+                                  const Call& call) {
+  const int64_t dt = amx::DepthTiles(head_dim);
+  WithSteps(dt == amx::DepthTiles(value_dim) ? dt : 0, call);
+}
+
 template <class Variant>
 void Backward(const BackwardBlock& block) {
-  // Unrolled loops for the usual head dims.
-  const int64_t dt = amx::DepthTiles(block.head_dim);
-  if (dt == amx::DepthTiles(block.value_dim)) {
-    switch (dt) {
-      case 2:
-        return BackwardPass<Variant, 2>(block).Run();
-      case 4:
-        return BackwardPass<Variant, 4>(block).Run();
-      case 8:
-        return BackwardPass<Variant, 8>(block).Run();
-    }
-  }
-  BackwardPass<Variant, 0>(block).Run();
+  WithBackwardSteps(block.head_dim, block.value_dim, [&](auto steps) HWY_ATTR {
+    BackwardPass<Variant, steps>(block).Run();
+  });
 }
 
 }  // namespace fa2::simd::HWY_NAMESPACE

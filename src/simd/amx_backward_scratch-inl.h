@@ -39,41 +39,49 @@ struct BackwardScratch {
   int64_t chunk_bytes;  // a term of dS pairs
   int64_t bytes;
 
-  // Of a block; the whole of it, where that is less than a chunk.
+  // Of a block of `keys` panels; the whole of it, where that is less than a
+  // chunk.
   static int64_t ChunkPanels(int64_t keys, int64_t head_dim) {
-    return std::min(amx::ChunkPanels(head_dim), amx::Panels(keys));
+    return std::min(amx::ChunkPanels(head_dim), keys);
   }
 
-  BackwardScratch(void* memory, int64_t keys, int64_t queries, int64_t p_terms,
-                  int64_t ds_terms, int64_t chunk_panels) {
-    const int64_t key_panels = amx::Panels(keys);
-    // 8: the widest panel of query tiles.
-    const int64_t query_panels = (amx::Panels(queries) + 7) / 8 * 8;
-    slab_bytes = kSlabPanels * query_panels * 2 * kTileBytes;
-    chunk_bytes = chunk_panels * query_panels * 2 * kTileBytes;
+  // Of `keys` x `queries` in chunks of `chunk` keys, all in panels. P and dS
+  // lie in panels of `panel_tiles` query tiles, see ScoreLayout.
+  BackwardScratch(void* memory, int64_t keys, int64_t queries, int64_t chunk,
+                  int64_t panel_tiles, int64_t p_terms, int64_t ds_terms) {
+    const auto round_up = [](int64_t n, int64_t to) {
+      return (n + to - 1) / to * to;
+    };
+    const int64_t columns = round_up(queries, panel_tiles);
+    // Slabs of few queries have more keys, but fill no more than one of 8 query
+    // tiles.
+    slab_bytes = std::min(keys * columns, kSlabPanels * round_up(queries, 8)) *
+                 2 * kTileBytes;
+    chunk_bytes = chunk * columns * 2 * kTileBytes;
     int64_t used = 0;
     uint8_t* const base = static_cast<uint8_t*>(memory);
     const auto take = [&](int64_t n) {
       uint8_t* p = base + used;
-      used += (n + 4095) / 4096 * 4096;
+      used += round_up(n, 64);
       return p;
     };
+    // Whole pages first.
     tiles = take(4 * 4096);
     p = take(slab_bytes * p_terms);
     ds = take(slab_bytes * ds_terms);
     pairs = take(chunk_bytes * ds_terms);
-    lse2 = reinterpret_cast<float*>(take(query_panels * 128));
-    minus_delta = reinterpret_cast<float*>(take(query_panels * 128));
-    position = reinterpret_cast<float*>(take(3 * 128));
-    all_visible = reinterpret_cast<uint16_t*>(position + 32);
-    visible = all_visible + 64;
     bias = reinterpret_cast<float*>(take(kStreamElements * 4));
     s_start = take(4 * kTileBytes);
     score_gradient = reinterpret_cast<float*>(take(kStreamElements * 4));
-    keep = take(SlabDropout::Bytes(query_panels));
-    sub_blocks = {reinterpret_cast<SubBlock*>(take(key_panels * query_panels *
-                                                   int64_t{sizeof(SubBlock)})),
-                  amx::Panels(queries)};
+    lse2 = reinterpret_cast<float*>(take(queries * 128));
+    minus_delta = reinterpret_cast<float*>(take(queries * 128));
+    position = reinterpret_cast<float*>(take(128));
+    all_visible = reinterpret_cast<uint16_t*>(take(128));
+    visible = reinterpret_cast<uint16_t*>(take(128));
+    keep = take(SlabDropout::Bytes(queries));
+    sub_blocks = {reinterpret_cast<SubBlock*>(
+                      take(keys * queries * int64_t{sizeof(SubBlock)})),
+                  queries};
     bytes = used;
   }
 };

@@ -378,15 +378,9 @@ class ForwardPass {
 
 template <class Variant>
 void Forward(const ForwardBlock& block) {
-  switch (amx::DepthTiles(block.head_dim)) {
-    case 2:
-      return ForwardPass<Variant, 2>(block).Run();
-    case 4:
-      return ForwardPass<Variant, 4>(block).Run();
-    case 8:
-      return ForwardPass<Variant, 8>(block).Run();
-  }
-  ForwardPass<Variant, 0>(block).Run();
+  WithSteps(amx::DepthTiles(block.head_dim), [&](auto steps) HWY_ATTR {
+    ForwardPass<Variant, steps>(block).Run();
+  });
 }
 
 }  // namespace fa2::simd::HWY_NAMESPACE

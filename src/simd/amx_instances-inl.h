@@ -72,18 +72,24 @@ inline size_t AmxAccumulatorBytes(int64_t rows, int64_t depth) {
 }
 
 template <class Variant>
-size_t AmxScratchBytes(const BlockSizes& blocks, int64_t head_dim,
-                       int64_t value_dim) {
-  const BackwardScratch backward(
-      nullptr, blocks.keys, blocks.queries, Variant::kProbabilityTerms,
-      Variant::kGradientTerms,
-      BackwardScratch::ChunkPanels(blocks.keys, head_dim));
-  // The longest strips are those of other head dims.
-  const int64_t forward = ForwardScratch<Variant, 0>::Bytes(
-      amx::Panels(blocks.keys), amx::Panels(blocks.queries));
-  (void)value_dim;
-  // A page more to align the backward's.
-  return static_cast<size_t>(std::max(backward.bytes + 4096, forward));
+size_t AmxBackwardScratchBytes(const BlockSizes& blocks, int64_t head_dim,
+                               int64_t value_dim) {
+  int64_t bytes = 0;
+  WithBackwardSteps(head_dim, value_dim, [&](auto steps) {
+    bytes = BackwardPass<Variant, steps>::ScratchBytes(blocks, head_dim);
+  });
+  return static_cast<size_t>(bytes);
+}
+
+template <class Variant>
+size_t AmxForwardScratchBytes(const BlockSizes& blocks, int64_t head_dim,
+                              int64_t /*value_dim*/) {
+  int64_t bytes = 0;
+  WithSteps(amx::DepthTiles(head_dim), [&](auto steps) {
+    bytes = ForwardScratch<Variant, steps>::Bytes(amx::Panels(blocks.keys),
+                                                  amx::Panels(blocks.queries));
+  });
+  return static_cast<size_t>(bytes);
 }
 
 template <class Variant>
@@ -109,7 +115,8 @@ const Engine* MakeAmxEngine(const char* name) {
     e.unpack_query_rows = &UnpackQueryRows;
     e.store_key_rows = &StoreKeyRows<typename Variant::Tiles>;
     e.store_query_rows = &StoreQueryRows<typename Variant::Tiles>;
-    e.scratch_bytes = &AmxScratchBytes<Variant>;
+    e.backward_scratch_bytes = &AmxBackwardScratchBytes<Variant>;
+    e.forward_scratch_bytes = &AmxForwardScratchBytes<Variant>;
     e.backward = &Backward<Variant>;
     e.forward = &Forward<Variant>;
     return e;

@@ -17,6 +17,22 @@ namespace fa2::simd::HWY_NAMESPACE {
 template <int kValue>
 using Const = std::integral_constant<int, kValue>;
 
+// Calls `call` with the steps of a product as a Const, where they are those of
+// a usual head dim, whose loops are unrolled, else with Const<0>.
+template <class Call>
+HWY_INLINE void WithSteps(int64_t steps, const Call& call) {
+  switch (steps) {
+    case 2:
+      return call(Const<2>());
+    case 4:
+      return call(Const<4>());
+    case 8:
+      return call(Const<8>());
+    default:
+      return call(Const<0>());
+  }
+}
+
 // Products of terms that make up a product of sums of bf16 terms: those whose
 // indices sum to less than kLimit; what is left out is 2^-8 smaller for each
 // step of the limit. Ordered so that most steps keep an operand in its

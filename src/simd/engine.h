@@ -105,8 +105,9 @@ struct Block {
   const TileState* tiles = nullptr;
   int64_t tile_stride = 0;
   ScoreOptions score;
-  void* scratch =
-      nullptr;  // Engine::scratch_bytes, 64-byte aligned, private to the call
+  // Engine::backward_scratch_bytes or forward_scratch_bytes, 64-byte aligned,
+  // private to the call.
+  void* scratch = nullptr;
 };
 
 struct BackwardBlock : Block {
@@ -249,8 +250,12 @@ struct Engine {
   StoreBf16 store_key_rows = nullptr;
   StoreBf16 store_query_rows = nullptr;
 
-  size_t (*scratch_bytes)(const BlockSizes& blocks, int64_t head_dim,
-                          int64_t value_dim);
+  // What `backward` and `forward` need beside their operands for blocks of at
+  // most these sizes.
+  using ScratchBytes = size_t (*)(const BlockSizes& blocks, int64_t head_dim,
+                                  int64_t value_dim);
+  ScratchBytes backward_scratch_bytes;
+  ScratchBytes forward_scratch_bytes;
   void (*backward)(const BackwardBlock& block);
   void (*forward)(const ForwardBlock& block);
 };

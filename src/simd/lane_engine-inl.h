@@ -145,15 +145,21 @@ struct LaneEngine : LaneProducts<Op> {
     }
   }
 
-  static size_t ScratchBytes(const BlockSizes& blocks, int64_t /*head_dim*/,
-                             int64_t /*value_dim*/) {
+  static size_t BackwardScratchBytes(const BlockSizes& blocks,
+                                     int64_t /*head_dim*/,
+                                     int64_t /*value_dim*/) {
     const size_t width = PanelWidth(D());
-    const size_t keys = static_cast<size_t>(blocks.keys);
-    const size_t queries = RoundUp(static_cast<size_t>(blocks.queries), width);
-    return RoundUp(std::max(BackwardScores<Op>::Bytes(width, keys, queries),
-                            LaneForward<Op>::kRowArrays * width * sizeof(T) +
-                                ForwardScores<Op>::Bytes(width, keys)),
-                   64);
+    return BackwardScores<Op>::Bytes(
+        width, static_cast<size_t>(blocks.keys),
+        RoundUp(static_cast<size_t>(blocks.queries), width));
+  }
+
+  static size_t ForwardScratchBytes(const BlockSizes& blocks,
+                                    int64_t /*head_dim*/,
+                                    int64_t /*value_dim*/) {
+    const size_t width = PanelWidth(D());
+    return LaneForward<Op>::kRowArrays * width * sizeof(T) +
+           ForwardScores<Op>::Bytes(width, static_cast<size_t>(blocks.keys));
   }
 
   static const Engine* Get(const char* name, DType accumulator) {
@@ -175,7 +181,8 @@ struct LaneEngine : LaneProducts<Op> {
       e.unpack_query_rows = UnpackQueryRows;
       e.store_key_rows = RowStore<Op>::kKeyRows;
       e.store_query_rows = RowStore<Op>::kQueryRows;
-      e.scratch_bytes = ScratchBytes;
+      e.backward_scratch_bytes = BackwardScratchBytes;
+      e.forward_scratch_bytes = ForwardScratchBytes;
       e.backward = LaneBackward<Op>::Run;
       e.forward = LaneForward<Op>::Run;
       return e;

@@ -101,8 +101,8 @@ TEST(AttentionWorkspace, FollowsTheInputsNotTheThreads) {
         ASSERT_TRUE(AttentionBackwardWorkspace(BackwardArgs(c, inputs, outputs),
                                                &backward, context)
                         .ok());
-        EXPECT_LE(forward, 12 * read) << heads << " heads of " << rows;
-        EXPECT_LE(backward, 12 * read) << heads << " heads of " << rows;
+        EXPECT_LE(forward, 4 * read) << heads << " heads of " << rows;
+        EXPECT_LE(backward, 10 * read) << heads << " heads of " << rows;
       }
     }
   }

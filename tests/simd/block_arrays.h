@@ -2,6 +2,8 @@
 #ifndef FA2_TESTS_SIMD_BLOCK_ARRAYS_H_
 #define FA2_TESTS_SIMD_BLOCK_ARRAYS_H_
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -26,17 +28,26 @@ struct Free {
 };
 
 // Aligned storage that starts as garbage, so that nothing passes because fresh
-// memory happens to be 0.
+// memory happens to be 0. Fails the test if anything writes behind it.
 class Bytes {
  public:
   explicit Bytes(size_t size)
-      : size_(std::max<size_t>(64, (size + 63) / 64 * 64)),
-        data_(static_cast<uint8_t*>(std::aligned_alloc(64, size_))) {
-    std::memset(data_.get(), 0x7f, size_);
+      : size_((size + 63) / 64 * 64),
+        data_(static_cast<uint8_t*>(std::aligned_alloc(64, size_ + kGuard))) {
+    std::memset(data_.get(), kGarbage, size_ + kGuard);
+  }
+  Bytes(Bytes&&) = default;
+  ~Bytes() {
+    if (data_ == nullptr) return;
+    const uint8_t* const end = data_.get() + size_;
+    EXPECT_EQ(std::count(end, end + kGuard, kGarbage), kGuard)
+        << "written behind " << size_ << " bytes";
   }
   uint8_t* get() const { return data_.get(); }
 
  private:
+  static constexpr uint8_t kGarbage = 0x7f;
+  static constexpr ptrdiff_t kGuard = 4096;
   size_t size_;
   std::unique_ptr<uint8_t, Free> data_;
 };

@@ -98,15 +98,15 @@ class BlockRun : BlockProblem<T> {
     block.scratch = scratch.get();
   }
 
-  size_t ScratchBytes() const {
+  size_t ScratchBytes(Engine::ScratchBytes bytes) const {
     int64_t keys = 0;
     for (const KeyBlock<T>& b : blocks_) keys = std::max(keys, b.padded);
-    return e_.scratch_bytes({keys, padded_q_}, c_.head_dim, c_.value_dim);
+    return bytes({keys, padded_q_}, c_.head_dim, c_.value_dim);
   }
 
   void Backward(BlockErrors& errors) {
     const int64_t dk = c_.head_dim, dv = c_.value_dim;
-    const Bytes scratch(ScratchBytes());
+    const Bytes scratch(ScratchBytes(e_.backward_scratch_bytes));
     const Bytes q_score = PackRows(Role::kScoreRight, q_, padded_q_);
     const Bytes q_grad = PackRows(Role::kGradRight, q_, padded_q_);
     const Bytes o_score = PackRows(Role::kScoreRight, dout_, padded_q_);
@@ -207,7 +207,7 @@ class BlockRun : BlockProblem<T> {
 
   void Forward(BlockErrors& errors) {
     const int64_t dv = c_.value_dim;
-    const Bytes scratch(ScratchBytes());
+    const Bytes scratch(ScratchBytes(e_.forward_scratch_bytes));
     const Bytes q_score = PackRows(Role::kScoreRight, q_, padded_q_);
     Array<T> m(padded_q_, static_cast<T>(-kInfinity));
     Array<T> l(padded_q_, T{0}), weight(padded_q_, T{0});
