@@ -39,7 +39,8 @@ constexpr int64_t AccumulatorBytes(int64_t rows, int64_t depth) {
 
 // Keys of a chunk, in panels: dS of a chunk of keys is kept for dQ^T = K^T dS^T
 // and must stay in L2 beside the block's operands; a longer chunk passes the
-// accumulator of dQ through the tile registers less often.
+// accumulator of dQ through the tile registers less often (half as long: D 64
+// -3.5%, D 128 -1.6%).
 constexpr int64_t ChunkPanels(int64_t depth) {
   return depth <= 64 || depth > 128 ? 8 : 16;
 }
