@@ -1,5 +1,5 @@
 // FlashAttention-2 backward (Dao 2023, algorithm 2), key blocks outermost. For
-// each wave of heads:
+// each wave of heads and sequences:
 //
 //   pre-pass   pack Q, dO once a head; delta = rowsum(O dO) - dlse
 //   items      a key block each, in parallel:
@@ -18,6 +18,7 @@
 
 #include "src/attention/backward_run.h"
 #include "src/attention/pass_call.h"
+#include "src/attention/wave_run.h"
 
 namespace fa2 {
 namespace attention {
@@ -43,27 +44,26 @@ void BackwardRun::Execute(threading::Team& team) {
   }
   if (bias_rows_.bytes != 0) memset(bias_rows_.data, 0, bias_rows_.bytes);
 
-  for (int64_t wave = 0; wave < plan_.waves; ++wave) {
-    RunWave(team, wave);
-  }
+  RunWaves(plan_.waves, team, places_,
+           [this](threading::Team& of_wave, const WavePlace& place) {
+             RunWave(of_wave, place);
+           });
   StoreSmallGradients();
   SpreadNonFinite(team);
 }
 
-void BackwardRun::RunWave(threading::Team& team, int64_t wave) {
-  wave_begin_ = wave * plan_.wave_heads;
-  const int64_t wave_end =
-      std::min(problem_.kv_heads, wave_begin_ + plan_.wave_heads);
+void BackwardRun::RunWave(threading::Team& team, const WavePlace& place) const {
   // Calls run(worker, sequence, head, block) for all blocks of queries, in one
   // step. Heads innermost, as in the plan's items: a worker then finds in its
   // caches what it packed for its heads.
-  const int64_t heads = (wave_end - wave_begin_) * problem_.group();
+  const int64_t heads = place.wave->heads() * problem_.group();
+  const int64_t first_head = place.wave->head_begin * problem_.group();
+  const Interval blocks = plan_.QueryBlocks(*place.wave);
   const auto for_queries = [&](const auto& run) {
-    const int64_t blocks = static_cast<int64_t>(plan_.query_blocks.size());
-    team.For(blocks * heads, [&](int64_t item, int worker) {
-      const BlockIndex& block = plan_.query_blocks[item / heads];
-      run(workers_ + worker, block.sequence,
-          wave_begin_ * problem_.group() + item % heads, block.block);
+    team.For(blocks.size() * heads, [&](int64_t item, int worker) {
+      const BlockIndex& block = plan_.query_blocks[blocks.begin + item / heads];
+      run(workers_ + worker, block.sequence, first_head + item % heads,
+          block.block);
     });
   };
 
@@ -71,7 +71,7 @@ void BackwardRun::RunWave(threading::Team& team, int64_t wave) {
     PackQueries(worker, s, h, b);
   });
 
-  RunChains(team, wave);
+  RunChains(team, place);
 
   if (want_dq()) {
     for_queries([&](Worker* worker, int64_t s, int64_t h, int64_t b) {
@@ -80,11 +80,11 @@ void BackwardRun::RunWave(threading::Team& team, int64_t wave) {
   }
 }
 
-void BackwardRun::RunChains(threading::Team& team, int64_t wave) {
-  const BackwardChain* const chains =
-      plan_.chains.data() + plan_.wave_begin[wave];
-  const int64_t count = plan_.wave_begin[wave + 1] - plan_.wave_begin[wave];
-  threading::Wavefront::Counter* counter = counters_;
+void BackwardRun::RunChains(threading::Team& team,
+                            const WavePlace& place) const {
+  const BackwardChain* const chains = plan_.chains.data() + place.wave->begin;
+  const int64_t count = place.wave->end - place.wave->begin;
+  threading::Wavefront::Counter* counter = place.counters;
   const auto take_counters = [&counter](int64_t n) {
     threading::Wavefront::Counter* const taken = counter;
     for (int64_t i = 0; i < n; ++i) {
@@ -95,11 +95,11 @@ void BackwardRun::RunChains(threading::Team& team, int64_t wave) {
   for (int64_t c = 0; c < count; ++c) {
     const BackwardSequence& s = plan_.sequences[chains[c].sequence_begin];
     const int64_t items = s.keys.RunBlocks(chains[c].split).size();
-    chains_[c] = {items, chains[c].cost / std::max<double>(1.0, items),
-                  take_counters(1), take_counters(items)};
+    place.chains[c] = {items, chains[c].cost / std::max<double>(1.0, items),
+                       take_counters(1), take_counters(items)};
   }
   threading::Wavefront::Run(
-      team, chains_, count,
+      team, place.chains, count,
       [&](int64_t c, int64_t item, int worker,
           threading::Wavefront::Turn& turn) {
         const BackwardSequence& s = plan_.sequences[chains[c].sequence_begin];
@@ -184,7 +184,7 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardChain& chain,
   const bool streams =
       visible && alone && worker->bias.wanted() && worker->bias.can_stream();
   if (visible) {
-    const QueryOperand q = Queries(sequence, head, query_block);
+    const QueryOperand q = Queries(*worker->place, sequence, head, query_block);
     const KeyOperand k = Keys(*worker, sequence, kv_head, key_block);
     block.scratch = worker->engine_scratch;
     block.k_score = k.k_score;
@@ -197,8 +197,8 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardChain& chain,
     block.lse = q.lse;
     block.delta = q.delta;
     if (want_dq()) {
-      block.dq = QueryGradient(sequence, head, chain.split, query_block,
-                               &turn.dq_touched);
+      block.dq = QueryGradient(*worker->place, sequence, head, chain.split,
+                               query_block, &turn.dq_touched);
       block.dq_turn = {&CellTurn::EnterDq, &CellTurn::LeaveDq, &turn};
       if (engine_.grad_left_is_score_left &&
           k_non_finite_[KeyFlag(sequence, kv_head, key_block)] != 0) {

@@ -29,7 +29,7 @@ void BackwardRun::PackQueries(Worker* worker, int64_t sequence, int64_t head,
   const Interval queries = s.queries.Block(block);
   const int64_t padded = s.queries.Padded(queries);
   const int64_t flag = QueryFlag(sequence, head, block);
-  const QueryOperand operand = Queries(sequence, head, block);
+  const QueryOperand operand = Queries(*worker->place, sequence, head, block);
   using simd::Role;
   const auto pack = [&](const ConstTensorView& view, std::byte* score,
                         bool want_grad, std::byte* grad, uint8_t* non_finite) {

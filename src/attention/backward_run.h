@@ -41,9 +41,22 @@ class BackwardRun {
     std::byte *k_score, *k_grad, *v_score;
     std::byte *dk, *dv;
   };
+  // What the workers at a wave share. Operands, statistics and accumulators are
+  // [head of the wave][rows of its sequences].
+  struct WavePlace {
+    WavePlace(const BackwardRun& run, Carver* carver);
+    const Wave* wave = nullptr;  // under way
+    std::byte *q_score, *q_grad, *dout_score, *dout_grad;
+    std::byte *lse, *delta;
+    std::byte* dq;
+    KeyOperand keys;  // of all blocks, if shared
+    threading::Wavefront::Chain* chains;
+    threading::Wavefront::Counter* counters;
+  };
   // Buffers that one worker alone uses.
   struct Worker {
     Worker(const BackwardRun& run, Carver* carver);
+    WavePlace* place = nullptr;
     BlockScores scores;
     RowBuffers rows;
     BiasGradient bias;
@@ -89,7 +102,12 @@ class BackwardRun {
     }
   };
 
-  QueryOperand Queries(int64_t sequence, int64_t head, int64_t block) const;
+  // Index of a query head in a wave.
+  int64_t WaveQueryHead(const Wave& wave, int64_t head) const {
+    return head - wave.head_begin * problem_.group();
+  }
+  QueryOperand Queries(const WavePlace& place, int64_t sequence, int64_t head,
+                       int64_t block) const;
   KeyOperand Keys(const Worker& worker, int64_t sequence, int64_t head,
                   int64_t block) const;
   KeyOperand TakeKeys(int64_t rows, Carver* carver) const;
@@ -111,10 +129,11 @@ class BackwardRun {
   int64_t KeyFlag(int64_t sequence, int64_t head, int64_t block) const;
   // The dQ partial of a split, and the flag that says whether it holds
   // anything yet.
-  std::byte* QueryGradient(int64_t sequence, int64_t head, int64_t split,
-                           int64_t block, uint8_t** touched) const;
+  std::byte* QueryGradient(const WavePlace& place, int64_t sequence,
+                           int64_t head, int64_t split, int64_t block,
+                           uint8_t** touched) const;
 
-  void RunWave(threading::Team& team, int64_t wave);
+  void RunWave(threading::Team& team, const WavePlace& place) const;
 
   // Packing.
   // Packs rows for a score role and, if wanted, for a gradient role, which gets
@@ -133,7 +152,7 @@ class BackwardRun {
                         int64_t block, const QueryOperand& operand) const;
 
   // Work items.
-  void RunChains(threading::Team& team, int64_t wave);
+  void RunChains(threading::Team& team, const WavePlace& place) const;
   void RunKeys(Worker* worker, const BackwardChain& chain, int64_t key_block,
                threading::Wavefront::Turn* turn) const;
   // To the next cell, in BackwardChain's order; false after the last.
@@ -173,16 +192,9 @@ class BackwardRun {
   const simd::Engine& engine_;
   const simd::RowKernels& row_kernels_;
   const simd::StagingKernels& staging_;
-  // First kv head of the wave under way.
-  int64_t wave_begin_ = 0;
-  // In the workspace. Operands, statistics and accumulators are [head of the
-  // wave][rows of all sequences], the rest [head][blocks of all sequences].
+  // In the workspace; what is not of a wave is [head][blocks of all sequences].
   BiasTiles bias_tiles_;
   AlibiReach alibi_reach_;
-  std::byte *q_score_, *q_grad_, *dout_score_, *dout_grad_;
-  std::byte *lse_, *delta_;
-  std::byte* dq_;
-  KeyOperand keys_;  // of all blocks, if shared
   uint8_t* dq_touched_;
   uint8_t* dkv_touched_;
   // Flags of blocks that hold a NaN or an infinity.
@@ -191,9 +203,7 @@ class BackwardRun {
   double* dalibi_terms_;      // [query head][key block]
   std::byte* bias_row_sums_;  // sums of dS over keys [split][head][row]
   BiasGradientRows bias_rows_;
-  // Of a wave.
-  threading::Wavefront::Chain* chains_;
-  threading::Wavefront::Counter* counters_;
+  WavePlace* places_;
   Worker* workers_;
 };
 

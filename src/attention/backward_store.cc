@@ -17,7 +17,8 @@ void BackwardRun::StoreQueryGradient(Worker* worker, int64_t sequence,
   RowBuffers::Parts parts;
   for (int64_t split = 0; split < s.splits; ++split) {
     uint8_t* touched = nullptr;
-    std::byte* partial = QueryGradient(sequence, head, split, block, &touched);
+    std::byte* partial =
+        QueryGradient(*worker->place, sequence, head, split, block, &touched);
     if (*touched != 0) parts.Add(partial);
   }
   worker->rows.Store(parts, RowBuffers::Kind::kQueries, padded, queries.size(),

@@ -21,32 +21,11 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
       bias_tiles_(problem, args.dbias.given(), targets, carver),
       alibi_reach_(problem, row_kernels_, carver),
       bias_rows_(block_dbias(), problem, engine, carver) {
-  const int64_t wave_queries = plan.wave_heads * problem.group();
-  const int64_t q_rows = plan.q_rows * wave_queries;
-  const int64_t k_rows = plan.k_rows * plan.wave_heads;
-  const int64_t d = problem.head_dim;
-  const int64_t dv = problem.value_dim;
-  const auto packed = [&](bool wanted, simd::Role role, int64_t rows,
-                          int64_t depth) {
-    return carver->Take(wanted ? engine.packed_bytes(role, rows, depth) : 0);
-  };
-  using simd::Role;
-  q_score_ = packed(true, Role::kScoreRight, q_rows, d);
-  q_grad_ = packed(want_dk(), Role::kGradRight, q_rows, d);
-  dout_score_ = packed(true, Role::kScoreRight, q_rows, dv);
-  dout_grad_ = packed(want_dv(), Role::kGradRight, q_rows, dv);
-  const size_t statistics = static_cast<size_t>(q_rows) * element();
-  lse_ = carver->Take(statistics);
-  delta_ = carver->Take(statistics);
   bias_row_sums_ = carver->Take(
       SharesKeys(args.dbias, problem)
           ? static_cast<size_t>(kMaxSplits * plan.q_rows * problem.q_heads) *
                 element()
           : 0);
-  dq_ = carver->Take(
-      want_dq() ? engine.query_accumulator_bytes(plan.dq_rows * wave_queries, d)
-                : 0);
-  keys_ = TakeKeys(plan.shared_keys ? k_rows : 0, carver);
   const size_t q_blocks = static_cast<size_t>(plan.q_blocks * problem.q_heads);
   const size_t k_blocks = static_cast<size_t>(plan.k_blocks * problem.kv_heads);
   dq_touched_ = carver->Take<uint8_t>(
@@ -62,13 +41,41 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
       args.dalibi_slopes.given()
           ? static_cast<size_t>(plan.k_blocks * problem.q_heads)
           : 0);
-  // The first wave has as many as any.
-  const size_t chains =
-      plan.waves > 0 ? static_cast<size_t>(plan.wave_begin[1]) : 0;
-  chains_ = carver->Take<threading::Wavefront::Chain>(chains);
-  counters_ = carver->Take<threading::Wavefront::Counter>(
-      chains + static_cast<size_t>(plan.wave_items));
+  places_ =
+      carver->Construct<WavePlace>(plan.waves.places(plan.workers), *this);
   workers_ = carver->Construct<Worker>(plan.workers, *this);
+  for (int i = 0; workers_ != nullptr && i < plan.workers; ++i) {
+    workers_[i].place = places_ + (plan.waves.alone ? i : 0);
+  }
+}
+
+BackwardRun::WavePlace::WavePlace(const BackwardRun& run, Carver* carver) {
+  const BackwardPlan& plan = run.plan_;
+  const simd::Engine& engine = run.engine_;
+  const int64_t wave_queries = plan.wave_heads * run.problem_.group();
+  const int64_t q_rows = plan.wave_q_rows * wave_queries;
+  const int64_t k_rows = plan.wave_k_rows * plan.wave_heads;
+  const int64_t d = run.problem_.head_dim;
+  const int64_t dv = run.problem_.value_dim;
+  const auto packed = [&](bool wanted, simd::Role role, int64_t depth) {
+    return carver->Take(wanted ? engine.packed_bytes(role, q_rows, depth) : 0);
+  };
+  using simd::Role;
+  q_score = packed(true, Role::kScoreRight, d);
+  q_grad = packed(run.want_dk(), Role::kGradRight, d);
+  dout_score = packed(true, Role::kScoreRight, dv);
+  dout_grad = packed(run.want_dv(), Role::kGradRight, dv);
+  const size_t statistics = static_cast<size_t>(q_rows) * run.element();
+  lse = carver->Take(statistics);
+  delta = carver->Take(statistics);
+  dq = carver->Take(run.want_dq() ? engine.query_accumulator_bytes(
+                                        plan.wave_dq_rows * wave_queries, d)
+                                  : 0);
+  keys = run.TakeKeys(plan.shared_keys ? k_rows : 0, carver);
+  const size_t most = static_cast<size_t>(plan.wave_chains);
+  chains = carver->Take<threading::Wavefront::Chain>(most);
+  counters = carver->Take<threading::Wavefront::Counter>(
+      most + static_cast<size_t>(plan.wave_items));
 }
 
 BackwardRun::Worker::Worker(const BackwardRun& run, Carver* carver)
@@ -102,20 +109,21 @@ BackwardRun::Worker::Worker(const BackwardRun& run, Carver* carver)
           : 0);
 }
 
-BackwardRun::QueryOperand BackwardRun::Queries(int64_t sequence, int64_t head,
+BackwardRun::QueryOperand BackwardRun::Queries(const WavePlace& place,
+                                               int64_t sequence, int64_t head,
                                                int64_t block) const {
   const BackwardSequence& s = plan_.sequences[sequence];
-  const int64_t row = (head - wave_begin_ * problem_.group()) * plan_.q_rows +
-                      s.q_row + block * s.queries.size;
+  const int64_t row = WaveQueryHead(*place.wave, head) * plan_.wave_q_rows +
+                      s.wave_q_row + block * s.queries.size;
   const int64_t d = problem_.head_dim;
   const int64_t dv = problem_.value_dim;
   using simd::Role;
-  return {q_score_ + engine_.packed_bytes(Role::kScoreRight, row, d),
-          q_grad_ + engine_.packed_bytes(Role::kGradRight, row, d),
-          dout_score_ + engine_.packed_bytes(Role::kScoreRight, row, dv),
-          dout_grad_ + engine_.packed_bytes(Role::kGradRight, row, dv),
-          lse_ + static_cast<size_t>(row) * element(),
-          delta_ + static_cast<size_t>(row) * element()};
+  return {place.q_score + engine_.packed_bytes(Role::kScoreRight, row, d),
+          place.q_grad + engine_.packed_bytes(Role::kGradRight, row, d),
+          place.dout_score + engine_.packed_bytes(Role::kScoreRight, row, dv),
+          place.dout_grad + engine_.packed_bytes(Role::kGradRight, row, dv),
+          place.lse + static_cast<size_t>(row) * element(),
+          place.delta + static_cast<size_t>(row) * element()};
 }
 
 BackwardRun::KeyOperand BackwardRun::TakeKeys(int64_t rows,
@@ -145,8 +153,9 @@ BackwardRun::KeyOperand BackwardRun::Keys(const Worker& worker,
                                           int64_t block) const {
   if (!plan_.shared_keys) return worker.keys;
   const BackwardSequence& s = plan_.sequences[sequence];
-  const int64_t row =
-      (head - wave_begin_) * plan_.k_rows + s.k_row + s.keys.Block(block).begin;
+  const WavePlace& place = *worker.place;
+  const int64_t row = (head - place.wave->head_begin) * plan_.wave_k_rows +
+                      s.wave_k_row + s.keys.Block(block).begin;
   const auto packed = [&](std::byte* base, simd::Role role, int64_t depth) {
     return base + engine_.packed_bytes(role, row, depth);
   };
@@ -155,10 +164,10 @@ BackwardRun::KeyOperand BackwardRun::Keys(const Worker& worker,
   };
   const int64_t d = problem_.head_dim;
   const int64_t dv = problem_.value_dim;
-  return {packed(keys_.k_score, simd::Role::kScoreLeft, d),
-          packed(keys_.k_grad, simd::Role::kGradLeft, d),
-          packed(keys_.v_score, simd::Role::kScoreLeft, dv), sums(keys_.dk, d),
-          sums(keys_.dv, dv)};
+  return {packed(place.keys.k_score, simd::Role::kScoreLeft, d),
+          packed(place.keys.k_grad, simd::Role::kGradLeft, d),
+          packed(place.keys.v_score, simd::Role::kScoreLeft, dv),
+          sums(place.keys.dk, d), sums(place.keys.dv, dv)};
 }
 
 int64_t BackwardRun::QueryFlag(int64_t sequence, int64_t head,
@@ -171,16 +180,16 @@ int64_t BackwardRun::KeyFlag(int64_t sequence, int64_t head,
   return head * plan_.k_blocks + plan_.sequences[sequence].k_block + block;
 }
 
-std::byte* BackwardRun::QueryGradient(int64_t sequence, int64_t head,
-                                      int64_t split, int64_t block,
-                                      uint8_t** touched) const {
+std::byte* BackwardRun::QueryGradient(const WavePlace& place, int64_t sequence,
+                                      int64_t head, int64_t split,
+                                      int64_t block, uint8_t** touched) const {
   const BackwardSequence& s = plan_.sequences[sequence];
   *touched = dq_touched_ + head * plan_.dq_blocks + s.dq_block +
              split * s.queries.count() + block;
-  const int64_t row = (head - wave_begin_ * problem_.group()) * plan_.dq_rows +
-                      s.dq_row + split * s.queries.padded() +
+  const int64_t row = WaveQueryHead(*place.wave, head) * plan_.wave_dq_rows +
+                      s.wave_dq_row + split * s.queries.padded() +
                       block * s.queries.size;
-  return dq_ + engine_.query_accumulator_bytes(row, problem_.head_dim);
+  return place.dq + engine_.query_accumulator_bytes(row, problem_.head_dim);
 }
 
 }  // namespace attention

@@ -1,4 +1,5 @@
-// FlashAttention-2 forward (Dao 2023, algorithm 1):
+// FlashAttention-2 forward (Dao 2023, algorithm 1). For each wave of heads and
+// sequences:
 //
 //   pre-pass  pack K and V once a kv head
 //   items     for each block of queries of each head, in parallel:
@@ -19,6 +20,7 @@
 #include "src/attention/pass_call.h"
 #include "src/attention/plan.h"
 #include "src/attention/problem.h"
+#include "src/attention/wave_run.h"
 #include "src/simd/engine.h"
 #include "src/simd/rows.h"
 #include "src/simd/staging.h"
@@ -36,8 +38,15 @@ class ForwardRun {
   void Execute(threading::Team& team);
 
  private:
+  // What the workers at a wave share: packed K and V.
+  struct WavePlace {
+    WavePlace(const ForwardRun& run, Carver* carver);
+    const Wave* wave = nullptr;  // under way
+    std::byte *k_score, *v_grad;
+  };
   struct Worker {
     Worker(const ForwardRun& run, Carver* carver);
+    WavePlace* place = nullptr;
     BlockScores scores;
     RowBuffers rows;
     std::byte *q_score, *engine_scratch, *out;
@@ -45,6 +54,7 @@ class ForwardRun {
     std::byte* row_weight;  // row_sum unless the engine keeps one of its own
   };
 
+  void RunWave(threading::Team& team, const WavePlace& place) const;
   // Rows of a block of K or V, and their number padded to panels.
   simd::Rows ReadKeys(Worker* worker, const ConstTensorView& view,
                       int64_t sequence, int64_t head, int64_t block,
@@ -58,20 +68,26 @@ class ForwardRun {
   void Finish(Worker* worker, const ForwardItem& item, const Interval& queries,
               int64_t padded, bool any) const;
 
-  // First row of a key block among the packed rows of all heads.
-  int64_t KeyRow(int64_t sequence, int64_t head, int64_t block) const {
+  // First row of a key block among the packed rows of the wave.
+  int64_t KeyRow(const Wave& wave, int64_t sequence, int64_t head,
+                 int64_t block) const {
     const ForwardSequence& s = plan_.sequences[sequence];
-    return head * plan_.k_rows + s.k_row + block * s.keys.size;
+    return (head - wave.head_begin) * plan_.wave_k_rows + s.wave_k_row +
+           block * s.keys.size;
   }
-  std::byte* PackedK(int64_t sequence, int64_t head, int64_t block) const {
-    return k_score_ + engine_.packed_bytes(simd::Role::kScoreLeft,
-                                           KeyRow(sequence, head, block),
-                                           problem_.head_dim);
+  std::byte* PackedK(const WavePlace& place, int64_t sequence, int64_t head,
+                     int64_t block) const {
+    return place.k_score +
+           engine_.packed_bytes(simd::Role::kScoreLeft,
+                                KeyRow(*place.wave, sequence, head, block),
+                                problem_.head_dim);
   }
-  std::byte* PackedV(int64_t sequence, int64_t head, int64_t block) const {
-    return v_grad_ + engine_.packed_bytes(simd::Role::kGradLeft,
-                                          KeyRow(sequence, head, block),
-                                          problem_.value_dim);
+  std::byte* PackedV(const WavePlace& place, int64_t sequence, int64_t head,
+                     int64_t block) const {
+    return place.v_grad +
+           engine_.packed_bytes(simd::Role::kGradLeft,
+                                KeyRow(*place.wave, sequence, head, block),
+                                problem_.value_dim);
   }
 
   const AttentionForwardArgs& args_;
@@ -82,8 +98,8 @@ class ForwardRun {
   const simd::StagingKernels& staging_;
   BiasTiles bias_tiles_;
   AlibiReach alibi_reach_;
-  std::byte *k_score_, *v_grad_;
-  uint8_t* v_non_finite_;
+  uint8_t* v_non_finite_;  // [head][key block of all sequences]
+  WavePlace* places_;
   Worker* workers_;
 };
 
@@ -98,14 +114,22 @@ ForwardRun::ForwardRun(const AttentionForwardArgs& args, const Problem& problem,
       staging_(*simd::StagingKernelsFor(engine.accumulator, targets)),
       bias_tiles_(problem, /*wants_gradient=*/false, targets, carver),
       alibi_reach_(problem, row_kernels_, carver) {
-  const int64_t rows = plan.k_rows * problem.kv_heads;
-  k_score_ = carver->Take(
-      engine.packed_bytes(simd::Role::kScoreLeft, rows, problem.head_dim));
-  v_grad_ = carver->Take(
-      engine.packed_bytes(simd::Role::kGradLeft, rows, problem.value_dim));
   v_non_finite_ = carver->Take<uint8_t>(
       static_cast<size_t>(plan.k_blocks * problem.kv_heads));
+  places_ =
+      carver->Construct<WavePlace>(plan.waves.places(plan.workers), *this);
   workers_ = carver->Construct<Worker>(plan.workers, *this);
+  for (int i = 0; workers_ != nullptr && i < plan.workers; ++i) {
+    workers_[i].place = places_ + (plan.waves.alone ? i : 0);
+  }
+}
+
+ForwardRun::WavePlace::WavePlace(const ForwardRun& run, Carver* carver) {
+  const int64_t rows = run.plan_.wave_k_rows * run.plan_.wave_heads;
+  k_score = carver->Take(run.engine_.packed_bytes(simd::Role::kScoreLeft, rows,
+                                                  run.problem_.head_dim));
+  v_grad = carver->Take(run.engine_.packed_bytes(simd::Role::kGradLeft, rows,
+                                                 run.problem_.value_dim));
 }
 
 ForwardRun::Worker::Worker(const ForwardRun& run, Carver* carver)
@@ -133,24 +157,34 @@ ForwardRun::Worker::Worker(const ForwardRun& run, Carver* carver)
 
 void ForwardRun::Execute(threading::Team& team) {
   bias_tiles_.Scan(team);
-  // Heads innermost, as in the plan's items: a worker then finds in its caches
-  // what it packed for its heads.
-  const int64_t heads = problem_.kv_heads;
-  const int64_t count = static_cast<int64_t>(plan_.key_blocks.size()) * heads;
-  team.For(2 * count, [&](int64_t item, int worker) {
-    const BlockIndex& index = plan_.key_blocks[item % count / heads];
-    const auto pack = item < count ? &ForwardRun::PackK : &ForwardRun::PackV;
-    (this->*pack)(workers_ + worker, index.sequence, item % heads, index.block);
-  });
-  team.For(static_cast<int64_t>(plan_.items.size()),
-           [&](int64_t item, int worker) {
-             RunItem(workers_ + worker, plan_.items[item]);
+  RunWaves(plan_.waves, team, places_,
+           [this](threading::Team& of_wave, const WavePlace& place) {
+             RunWave(of_wave, place);
            });
   const int64_t flags = plan_.k_blocks * problem_.kv_heads;
   if (std::any_of(v_non_finite_, v_non_finite_ + flags,
                   [](uint8_t f) { return f != 0; })) {
     SpreadFromKeys(problem_, problem_.v, args_.out, NonFinite::kIsAdded, team);
   }
+}
+
+void ForwardRun::RunWave(threading::Team& team, const WavePlace& place) const {
+  const Wave& wave = *place.wave;
+  // Heads innermost, as in the plan's items: a worker then finds in its caches
+  // what it packed for its heads.
+  const int64_t heads = wave.heads();
+  const Interval blocks = plan_.KeyBlocks(wave);
+  const int64_t count = blocks.size() * heads;
+  team.For(2 * count, [&](int64_t item, int worker) {
+    const BlockIndex& index =
+        plan_.key_blocks[blocks.begin + item % count / heads];
+    const auto pack = item < count ? &ForwardRun::PackK : &ForwardRun::PackV;
+    (this->*pack)(workers_ + worker, index.sequence,
+                  wave.head_begin + item % heads, index.block);
+  });
+  team.For(wave.end - wave.begin, [&](int64_t item, int worker) {
+    RunItem(workers_ + worker, plan_.items[wave.begin + item]);
+  });
 }
 
 simd::Rows ForwardRun::ReadKeys(Worker* worker, const ConstTensorView& view,
@@ -170,7 +204,7 @@ void ForwardRun::PackK(Worker* worker, int64_t sequence, int64_t head,
   const simd::Rows k =
       ReadKeys(worker, problem_.k, sequence, head, block, &padded);
   engine_.pack(simd::Role::kScoreLeft, k, padded, false,
-               PackedK(sequence, head, block));
+               PackedK(*worker->place, sequence, head, block));
   alibi_reach_.SeeKeys(sequence, head,
                        plan_.sequences[sequence].keys.Block(block), k);
 }
@@ -180,7 +214,7 @@ void ForwardRun::PackV(Worker* worker, int64_t sequence, int64_t head,
   int64_t padded;
   const simd::Rows v =
       ReadKeys(worker, problem_.v, sequence, head, block, &padded);
-  std::byte* packed = PackedV(sequence, head, block);
+  std::byte* packed = PackedV(*worker->place, sequence, head, block);
   const bool finite =
       engine_.pack(simd::Role::kGradLeft, v, padded, false, packed);
   if (!finite) engine_.pack(simd::Role::kGradLeft, v, padded, true, packed);
@@ -228,8 +262,8 @@ void ForwardRun::RunItem(Worker* worker, const ForwardItem& item) const {
     if (!worker->scores.Prepare(place, &block)) continue;
     block.scratch = worker->engine_scratch;
     block.q_score = worker->q_score;
-    block.k_score = PackedK(item.sequence, kv_head, kb);
-    block.v_grad = PackedV(item.sequence, kv_head, kb);
+    block.k_score = PackedK(*worker->place, item.sequence, kv_head, kb);
+    block.v_grad = PackedV(*worker->place, item.sequence, kv_head, kb);
     block.row_max = worker->row_max;
     block.row_sum = worker->row_sum;
     if (engine_.rounds_probabilities) block.row_weight = worker->row_weight;

@@ -20,9 +20,6 @@ constexpr int kUsualThreads = 16;
 constexpr int64_t kSplitItems = 2;
 // Keys that a split is worth.
 constexpr int64_t kLeastSplit = 256;
-// A wave of heads ends with all workers waiting a few times; each of them gets
-// at least this much of it before (some 1 ms on AMX).
-constexpr double kLeastWaveOperations = 1e9;
 // A block smaller than this does not amortise the calls around it.
 constexpr int64_t kMinBlock = 64;
 // The most queries of an item of the forward where several threads share them
@@ -156,41 +153,14 @@ void CutSequence(const Problem& problem, const simd::Engine& engine,
   s->splits = std::max<int64_t>(1, CeilDiv(nk, s->keys.run));
 }
 
-// As few heads as keep the threads busy: what they share of the workspace stays
-// in caches (AMX, one thread: 2-5%). But if possible a head, or sequence of
-// one, for each thread, whose dQ then stays in the caches of one core (AMX, 16
-// threads, H 16, N 4096, against two threads to a head: D 128 and 256 25-40%
-// faster, D 64 the same).
-int64_t WaveHeads(const Problem& problem, double operations, int threads,
-                  const BackwardPlan& plan) {
-  if (threads == 1) return 1;
-  int64_t items = 0;
-  for (const BackwardSequence& s : plan.sequences) items += s.keys.count();
-  const auto per_thread = [threads](double wanted, int64_t have) {
-    return wanted * threads / static_cast<double>(std::max<int64_t>(have, 1));
-  };
-  const double heads = static_cast<double>(problem.kv_heads);
-  const double least = std::max(
-      {per_thread(4.0, items),
-       per_thread(1.0, static_cast<int64_t>(plan.sequences.size())),
-       kLeastWaveOperations * threads * heads / std::max(operations, 1.0)});
-  // Waves of equal size.
-  return CeilDiv(problem.kv_heads,
-                 std::max<int64_t>(1, static_cast<int64_t>(heads / least)));
-}
-
-// Where the sequences lie in arrays of one head.
+// Where the sequences lie in arrays of one head of all of them.
 void PlaceSequences(BackwardPlan* plan) {
   for (BackwardSequence& s : plan->sequences) {
     s.q_row = plan->q_rows;
-    s.k_row = plan->k_rows;
-    s.dq_row = plan->dq_rows;
     s.q_block = plan->q_blocks;
     s.k_block = plan->k_blocks;
     s.dq_block = plan->dq_blocks;
     plan->q_rows += s.queries.padded();
-    plan->k_rows += s.keys.padded();
-    plan->dq_rows += s.splits * s.queries.padded();
     plan->q_blocks += s.queries.count();
     plan->k_blocks += s.keys.count();
     plan->dq_blocks += s.splits * s.queries.count();
@@ -201,33 +171,80 @@ void PlaceSequences(BackwardPlan* plan) {
   }
 }
 
-// The chains of the first wave.
-void ListChains(const Problem& problem, const BackwardUse& use,
-                BackwardPlan* plan) {
-  const int64_t sequence_count = static_cast<int64_t>(plan->sequences.size());
+// And in those of a wave, one that begins with the first head.
+void PlaceInWave(const Wave& wave, BackwardPlan* plan) {
+  int64_t q_rows = 0, k_rows = 0, dq_rows = 0;
+  for (int64_t i = wave.sequence_begin; i < wave.sequence_end; ++i) {
+    BackwardSequence& s = plan->sequences[i];
+    s.wave_q_row = q_rows;
+    s.wave_k_row = k_rows;
+    s.wave_dq_row = dq_rows;
+    q_rows += s.queries.padded();
+    k_rows += s.keys.padded();
+    dq_rows += s.splits * s.queries.padded();
+  }
+  plan->wave_q_rows = std::max(plan->wave_q_rows, q_rows);
+  plan->wave_k_rows = std::max(plan->wave_k_rows, k_rows);
+  plan->wave_dq_rows = std::max(plan->wave_dq_rows, dq_rows);
+}
+
+// Adds the chains of a wave. Returns their items.
+int64_t ListChains(const Problem& problem, const BackwardUse& use, Wave* wave,
+                   BackwardPlan* plan) {
+  wave->begin = static_cast<int64_t>(plan->chains.size());
+  int64_t items = 0;
   const int64_t item_heads = use.share_heads ? problem.kv_heads : 1;
-  for (int64_t i = 0; i < (use.share_batch ? 1 : sequence_count); ++i) {
+  const int64_t item_sequences =
+      use.share_batch ? static_cast<int64_t>(problem.sequences.size()) : 1;
+  for (int64_t i = wave->sequence_begin; i < wave->sequence_end;
+       i += item_sequences) {
     const BackwardSequence& s = plan->sequences[i];
     for (int64_t split = 0; split < s.splits; ++split) {
       BackwardChain chain;
       chain.split = static_cast<int32_t>(split);
       chain.sequence_begin = static_cast<int32_t>(i);
-      chain.sequence_end =
-          static_cast<int32_t>(use.share_batch ? sequence_count : i + 1);
+      chain.sequence_end = static_cast<int32_t>(i + item_sequences);
       chain.cost = problem.sequences[i].mask.Pairs({0, s.queries.rows},
                                                    s.keys.Run(split));
-      for (int64_t head = 0; head < plan->wave_heads; head += item_heads) {
+      for (int64_t head = wave->head_begin; head < wave->head_end;
+           head += item_heads) {
         chain.head_begin = static_cast<int32_t>(head);
         chain.head_end = static_cast<int32_t>(head + item_heads);
         chain.rank = static_cast<int32_t>(plan->chains.size());
         plan->chains.push_back(chain);
-        plan->wave_items += s.keys.RunBlocks(split).size();
+        items += s.keys.RunBlocks(split).size();
       }
     }
   }
+  wave->end = static_cast<int64_t>(plan->chains.size());
   // std::sort, unlike stable_sort, needs no memory; the ranks make it stable.
-  std::sort(plan->chains.begin(), plan->chains.end(),
+  std::sort(plan->chains.begin() + wave->begin, plan->chains.end(),
             [](const BackwardChain& a, const BackwardChain& b) {
+              return a.cost != b.cost ? a.cost > b.cost : a.rank < b.rank;
+            });
+  return items;
+}
+
+// Adds the items of a wave.
+void ListItems(const Problem& problem, Wave* wave, ForwardPlan* plan) {
+  wave->begin = static_cast<int64_t>(plan->items.size());
+  for (int64_t i = wave->sequence_begin; i < wave->sequence_end; ++i) {
+    const Sequence& s = problem.sequences[i];
+    const Blocks& queries = plan->sequences[i].queries;
+    for (int64_t block = 0; block < queries.count(); ++block) {
+      const double cost = s.mask.Pairs(queries.Block(block), {0, s.nk()});
+      for (int64_t head = wave->head_begin * problem.group();
+           head < wave->head_end * problem.group(); ++head) {
+        plan->items.push_back({static_cast<int32_t>(i),
+                               static_cast<int32_t>(head),
+                               static_cast<int32_t>(block),
+                               static_cast<int32_t>(plan->items.size()), cost});
+      }
+    }
+  }
+  wave->end = static_cast<int64_t>(plan->items.size());
+  std::sort(plan->items.begin() + wave->begin, plan->items.end(),
+            [](const ForwardItem& a, const ForwardItem& b) {
               return a.cost != b.cost ? a.cost > b.cost : a.rank < b.rank;
             });
 }
@@ -239,10 +256,12 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
   plan->sequences.clear();
   plan->query_blocks.clear();
   plan->chains.clear();
-  plan->wave_begin.clear();
-  plan->waves = plan->wave_heads = plan->wave_items = 0;
+  plan->waves.list.clear();
+  plan->waves.alone = false;
+  plan->wave_heads = plan->wave_chains = plan->wave_items = 0;
+  plan->wave_q_rows = plan->wave_k_rows = plan->wave_dq_rows = 0;
   plan->workers = 1;
-  plan->q_rows = plan->k_rows = plan->dq_rows = 0;
+  plan->q_rows = 0;
   plan->q_blocks = plan->k_blocks = plan->dq_blocks = 0;
   plan->blocks = {0, 0};
   const int64_t sequence_count = static_cast<int64_t>(problem.sequences.size());
@@ -283,37 +302,41 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
   PlaceSequences(plan);
   if (sequence_count == 0) return;
 
-  plan->wave_heads = std::max<int64_t>(
-      1, use.share_heads ? problem.kv_heads
-                         : WaveHeads(problem, operations, use.threads, *plan));
-  plan->waves = CeilDiv(problem.kv_heads, plan->wave_heads);
-  plan->wave_begin.push_back(0);
-  ListChains(problem, use, plan);
-  // Later waves are the first with other heads.
-  const size_t chains = plan->chains.size();
-  for (int64_t wave = 1; wave < plan->waves; ++wave) {
-    plan->wave_begin.push_back(static_cast<int64_t>(plan->chains.size()));
-    for (size_t i = 0; i < chains; ++i) {
-      BackwardChain chain = plan->chains[i];
-      chain.head_begin += static_cast<int32_t>(wave * plan->wave_heads);
-      chain.head_end += static_cast<int32_t>(wave * plan->wave_heads);
-      if (chain.head_begin < problem.kv_heads) plan->chains.push_back(chain);
-    }
+  const bool shared = use.share_heads || use.share_batch;
+  plan->waves.alone =
+      use.threads > 1 && !shared && TakeHeadsAlone(problem, total, use.threads);
+  double least = plan->waves.alone
+                     ? 0.0
+                     : LeastWave(problem, operations, use.threads,
+                                 kBackwardWaveItems, plan->k_blocks);
+  if (shared) least = std::max(least, 1.0);
+  if (use.share_heads) least = static_cast<double>(problem.kv_heads);
+  CutWaves(problem, total, least, &plan->waves.list);
+  int64_t steps = 0;  // of items that do not wait for one another
+  for (Wave& wave : plan->waves.list) {
+    if (wave.head_begin == 0) PlaceInWave(wave, plan);
+    const int64_t items = ListChains(problem, use, &wave, plan);
+    plan->wave_items = std::max(plan->wave_items, items);
+    plan->wave_heads = std::max(plan->wave_heads, wave.heads());
+    plan->wave_chains = std::max(plan->wave_chains, wave.end - wave.begin);
+    steps = std::max(
+        steps, plan->QueryBlocks(wave).size() * wave.heads() * problem.group());
   }
-  plan->wave_begin.push_back(static_cast<int64_t>(plan->chains.size()));
-  plan->workers =
-      UsefulWorkers(use.threads, operations,
-                    std::max({plan->wave_items, static_cast<int64_t>(chains),
-                              static_cast<int64_t>(plan->query_blocks.size()) *
-                                  plan->wave_heads * problem.group()}));
+  SortAlone(&plan->waves);
+  steps = plan->waves.alone
+              ? static_cast<int64_t>(plan->waves.list.size())
+              : std::max({plan->wave_items, plan->wave_chains, steps});
+  plan->workers = UsefulWorkers(use.threads, operations, steps);
 }
 
 void PlanForward(const Problem& problem, const simd::Engine& engine,
                  int threads, ForwardPlan* plan) {
   plan->sequences.clear();
   plan->key_blocks.clear();
+  plan->waves.list.clear();
   plan->items.clear();
-  plan->k_rows = plan->k_blocks = 0;
+  plan->workers = 1;
+  plan->wave_heads = plan->wave_k_rows = plan->k_blocks = 0;
   plan->blocks = {0, 0};
   const int64_t query_unit = BlockUnit(engine.query_panel, simd::kTileQueries);
   const int64_t key_unit = BlockUnit(engine.key_panel, simd::kTileKeys);
@@ -321,12 +344,19 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
       engine.forward_blocks(problem.head_dim, problem.value_dim);
   const int64_t owners = std::max<int64_t>(
       1, problem.q_heads * static_cast<int64_t>(problem.sequences.size()));
-  const bool as_large_as_liked = threads == 1 && engine.blocks_join;
+  double pairs = 0.0;
+  for (const Sequence& s : problem.sequences) {
+    pairs += s.mask.Pairs({0, s.nq()}, {0, s.nk()});
+  }
+  plan->waves.alone = threads > 1 && TakeHeadsAlone(problem, pairs, threads);
+  const bool as_large_as_liked =
+      (threads == 1 || plan->waves.alone) && engine.blocks_join;
   int64_t wanted = 1;
   if (!as_large_as_liked) {
     wanted = CeilDiv(kWantedItems, owners);
     preferred.queries = std::min(preferred.queries, kSharedQueries);
   }
+  int64_t query_blocks = 0;
   for (size_t i = 0; i < problem.sequences.size(); ++i) {
     const Sequence& s = problem.sequences[i];
     ForwardSequence f;
@@ -336,41 +366,42 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
     f.queries.panel = engine.query_panel;
     f.keys.size = FitBlock(preferred.keys, s.nk(), 1, key_unit);
     f.queries.size = FitBlock(preferred.queries, s.nq(), wanted, query_unit);
-    f.k_row = plan->k_rows;
     f.k_block = plan->k_blocks;
-    plan->k_rows += f.keys.padded();
     plan->k_blocks += f.keys.count();
     ListBlocks(f.keys, i, &plan->key_blocks);
     plan->blocks.keys = std::max(plan->blocks.keys, f.keys.size);
     plan->blocks.queries = std::max(plan->blocks.queries, f.queries.size);
-    for (int64_t block = 0; block < f.queries.count(); ++block) {
-      const double cost = s.mask.Pairs(f.queries.Block(block), {0, s.nk()});
-      for (int64_t head = 0; head < problem.q_heads; ++head) {
-        plan->items.push_back({static_cast<int32_t>(i),
-                               static_cast<int32_t>(head),
-                               static_cast<int32_t>(block),
-                               static_cast<int32_t>(plan->items.size()), cost});
-      }
-    }
     plan->sequences.push_back(f);
+    query_blocks += f.queries.count();
   }
-  double pairs = 0.0;
-  for (const ForwardItem& item : plan->items) pairs += item.cost;
-  plan->workers = UsefulWorkers(
-      threads, 4.0 * pairs * static_cast<double>(problem.head_dim),
-      std::max(static_cast<int64_t>(plan->items.size()),
-               2 * static_cast<int64_t>(plan->key_blocks.size()) *
-                   problem.kv_heads));
-  std::sort(plan->items.begin(), plan->items.end(),
-            [threads](const ForwardItem& a, const ForwardItem& b) {
-              if (threads == 1) {
-                if (a.sequence != b.sequence) return a.sequence < b.sequence;
-                if (a.head != b.head) return a.head < b.head;
-              } else if (a.cost != b.cost) {
-                return a.cost > b.cost;
-              }
-              return a.rank < b.rank;
-            });
+  const double operations = 4.0 * pairs * static_cast<double>(problem.q_heads) *
+                            static_cast<double>(problem.head_dim);
+  const double least =
+      plan->waves.alone
+          ? 0.0
+          : LeastWave(problem, operations, threads, kForwardWaveItems,
+                      query_blocks * problem.group());
+  CutWaves(problem, pairs, least, &plan->waves.list);
+  int64_t steps = 0;  // items of one step
+  for (Wave& wave : plan->waves.list) {
+    if (wave.head_begin == 0) {
+      int64_t rows = 0;
+      for (int64_t i = wave.sequence_begin; i < wave.sequence_end; ++i) {
+        plan->sequences[i].wave_k_row = rows;
+        rows += plan->sequences[i].keys.padded();
+      }
+      plan->wave_k_rows = std::max(plan->wave_k_rows, rows);
+    }
+    plan->wave_heads = std::max(plan->wave_heads, wave.heads());
+    ListItems(problem, &wave, plan);
+    steps = std::max({steps, wave.end - wave.begin,
+                      2 * plan->KeyBlocks(wave).size() * wave.heads()});
+  }
+  SortAlone(&plan->waves);
+  if (plan->waves.alone) {
+    steps = static_cast<int64_t>(plan->waves.list.size());
+  }
+  plan->workers = UsefulWorkers(threads, operations, steps);
 }
 
 }  // namespace fa2::attention

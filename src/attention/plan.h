@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "src/attention/problem.h"
+#include "src/attention/waves.h"
 #include "src/simd/engine.h"
 
 namespace fa2::attention {
@@ -66,12 +67,14 @@ struct BackwardSequence {
   Blocks keys;
   int64_t splits = 1;
   // Row offsets of the sequence in arrays of one head.
-  int64_t q_row = 0;     // packed query operands, row statistics
-  int64_t k_row = 0;     // packed key operands, where items share them
-  int64_t dq_row = 0;    // dQ partials: split s at dq_row + s * padded queries
-  int64_t q_block = 0;   // per-block flags of queries
-  int64_t k_block = 0;   // per-block flags and sums of keys
-  int64_t dq_block = 0;  // per-block flags of dQ partials
+  int64_t q_row = 0;  // of all sequences
+  // The same in arrays of a wave.
+  int64_t wave_q_row = 0;   // packed query operands, row statistics
+  int64_t wave_k_row = 0;   // packed key operands, where items share them
+  int64_t wave_dq_row = 0;  // dQ partials: split s at that + s * padded queries
+  int64_t q_block = 0;      // per-block flags of queries
+  int64_t k_block = 0;      // per-block flags and sums of keys
+  int64_t dq_block = 0;     // per-block flags of dQ partials
 };
 
 // The key blocks of one split, from first to last: work items that add to the
@@ -95,21 +98,27 @@ struct BackwardPlan {
   simd::BlockSizes blocks;  // the largest
   std::vector<BackwardSequence> sequences;
   std::vector<BlockIndex> query_blocks;  // of all sequences
-  // Heads are worked through in waves, which use the same part of the workspace
-  // one after the other.
-  int64_t waves = 0;
-  int64_t wave_heads = 0;             // kv heads of a wave
+  Waves waves;
   std::vector<BackwardChain> chains;  // by wave, then longest first
-  std::vector<int64_t> wave_begin;    // into chains; of every wave, and the end
-  int64_t wave_items = 0;             // of all chains of a wave, at most
+  // What a wave has at most: kv heads, chains, items of all of them, and rows
+  // of one head.
+  int64_t wave_heads = 0, wave_chains = 0, wave_items = 0;
+  int64_t wave_q_rows = 0, wave_k_rows = 0, wave_dq_rows = 0;
   // Totals over the sequences, of one head.
-  int64_t q_rows = 0, k_rows = 0, dq_rows = 0;
+  int64_t q_rows = 0;
   int64_t q_blocks = 0, k_blocks = 0, dq_blocks = 0;
   int workers = 1;  // of the threads, as many as the call keeps busy
   // An item works through several heads or sequences: packed keys, dK and dV
   // lie in the workspace of the wave. Otherwise each worker has those of one
   // key block.
   bool shared_keys = false;
+
+  // Those of query_blocks that are of a wave's sequences.
+  Interval QueryBlocks(const Wave& wave) const {
+    const BackwardSequence& last = sequences[wave.sequence_end - 1];
+    return {sequences[wave.sequence_begin].q_block,
+            last.q_block + last.queries.count()};
+  }
 };
 
 // What a plan is for, beside the problem.
@@ -134,21 +143,31 @@ struct ForwardItem {
 struct ForwardSequence {
   Blocks queries;
   Blocks keys;
-  int64_t k_row = 0;
-  int64_t k_block = 0;
+  int64_t wave_k_row = 0;  // of packed keys, in arrays of one head of a wave
+  int64_t k_block = 0;     // of all sequences
 };
 
 struct ForwardPlan {
   simd::BlockSizes blocks;
   std::vector<ForwardSequence> sequences;
   std::vector<BlockIndex> key_blocks;  // of all sequences
-  std::vector<ForwardItem> items;      // longest first, see PlanForward
-  int workers = 1;                     // as for BackwardPlan
-  int64_t k_rows = 0, k_blocks = 0;
+  Waves waves;
+  std::vector<ForwardItem> items;  // by wave, then longest first
+  int workers = 1;                 // as for BackwardPlan
+  int64_t wave_heads = 0;          // kv heads of a wave, at most
+  int64_t wave_k_rows = 0;         // and rows of one head
+  int64_t k_blocks = 0;            // of all sequences
+
+  // Those of key_blocks that are of a wave's sequences.
+  Interval KeyBlocks(const Wave& wave) const {
+    const ForwardSequence& last = sequences[wave.sequence_end - 1];
+    return {sequences[wave.sequence_begin].k_block,
+            last.k_block + last.keys.count()};
+  }
 };
 
-// For one thread items go head by head, whose K and V then stay in its caches,
-// in blocks as large as the engine likes if these join.
+// For one thread blocks of queries are as large as the engine likes if these
+// join.
 void PlanForward(const Problem& problem, const simd::Engine& engine,
                  int threads, ForwardPlan* plan);
 

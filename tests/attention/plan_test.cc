@@ -66,7 +66,7 @@ void ReadPlan(const BackwardPlan& plan, Sums* sums) {
   std::vector<int> key_visits(static_cast<size_t>(s.keys.rows));
   std::vector<int64_t> splits;
   int64_t items = 0;
-  for (int64_t c = 0; c < plan.wave_begin[1]; ++c) {
+  for (int64_t c = 0; c < plan.waves.list[0].end; ++c) {
     const BackwardChain& chain = plan.chains[c];
     const Interval blocks = s.keys.RunBlocks(chain.split);
     items += blocks.size();
@@ -196,6 +196,116 @@ TEST_P(PlanTest, ForwardBlocks) {
     }
     EXPECT_EQ(covered, 2 * 4096);
   }
+}
+
+// Every head of every sequence is in one wave, whose chains or items are its
+// own; and what lies in a wave's part of the workspace does not overlap.
+TEST_P(PlanTest, WavesCoverTheProblem) {
+  Problem problem = ProblemOf({6, 0, 0, 64, true});
+  problem.sequences.clear();
+  for (const int64_t rows : {700, 0, 33, 2000, 64, 64, 64, 900, 1, 300}) {
+    Sequence s;
+    s.mask = Mask(problem.options, rows, rows);
+    problem.sequences.push_back(s);
+  }
+  const simd::Engine engine = EngineOf(GetParam());
+  const size_t pairs = problem.sequences.size() * 6;
+  for (const int threads : {1, 2, 4, 64}) {
+    for (const bool share_heads : {false, true}) {
+      BackwardUse use;
+      use.threads = threads;
+      use.share_heads = share_heads;
+      BackwardPlan plan;
+      PlanBackward(problem, engine, use, &plan);
+      std::map<std::pair<int64_t, int64_t>, int> visits, keys;
+      for (const Wave& wave : plan.waves.list) {
+        EXPECT_LE(wave.heads(), plan.wave_heads);
+        EXPECT_LE(wave.end - wave.begin, plan.wave_chains);
+        int64_t q_rows = 0, dq_rows = 0;
+        for (int64_t i = wave.sequence_begin; i < wave.sequence_end; ++i) {
+          const BackwardSequence& s = plan.sequences[i];
+          EXPECT_EQ(s.wave_q_row, q_rows);
+          EXPECT_EQ(s.wave_dq_row, dq_rows);
+          q_rows += s.queries.padded();
+          dq_rows += s.splits * s.queries.padded();
+          for (int64_t h = wave.head_begin; h < wave.head_end; ++h) {
+            ++visits[{i, h}];
+          }
+        }
+        EXPECT_LE(q_rows, plan.wave_q_rows);
+        EXPECT_LE(dq_rows, plan.wave_dq_rows);
+        for (int64_t n = wave.begin; n < wave.end; ++n) {
+          const BackwardChain& chain = plan.chains[n];
+          EXPECT_GE(chain.sequence_begin, wave.sequence_begin);
+          EXPECT_LE(chain.sequence_end, wave.sequence_end);
+          EXPECT_GE(chain.head_begin, wave.head_begin);
+          EXPECT_LE(chain.head_end, wave.head_end);
+          if (chain.split != 0) continue;
+          for (int64_t h = chain.head_begin; h < chain.head_end; ++h) {
+            ++keys[{chain.sequence_begin, h}];
+          }
+        }
+      }
+      EXPECT_EQ(visits.size(), pairs);
+      EXPECT_EQ(keys.size(), pairs);
+      for (const auto& [pair, count] : visits) EXPECT_EQ(count, 1);
+      for (const auto& [pair, count] : keys) EXPECT_EQ(count, 1);
+    }
+    ForwardPlan plan;
+    PlanForward(problem, engine, threads, &plan);
+    std::map<std::pair<int64_t, int64_t>, int64_t> rows;
+    for (const Wave& wave : plan.waves.list) {
+      for (int64_t n = wave.begin; n < wave.end; ++n) {
+        const ForwardItem& item = plan.items[n];
+        EXPECT_GE(item.sequence, wave.sequence_begin);
+        EXPECT_LT(item.sequence, wave.sequence_end);
+        EXPECT_GE(item.head, wave.head_begin);
+        EXPECT_LT(item.head, wave.head_end);
+        rows[{item.sequence, item.head}] +=
+            plan.sequences[item.sequence].queries.Block(item.block).size();
+      }
+    }
+    for (size_t i = 0; i < problem.sequences.size(); ++i) {
+      for (int64_t h = 0; h < 6; ++h) {
+        const std::pair<int64_t, int64_t> key = {i, h};
+        EXPECT_EQ(rows[key], problem.sequences[i].nq());
+      }
+    }
+  }
+}
+
+// Heads are taken alone where each thread gets many of them, of much the same
+// length.
+TEST(Plan, HeadsAlone) {
+  const auto alone = [](int64_t heads, const std::vector<int64_t>& lengths,
+                        int threads, bool share_heads = false) {
+    Problem problem = ProblemOf({heads, 0, 0, 64, false});
+    problem.sequences.clear();
+    for (const int64_t rows : lengths) {
+      Sequence s;
+      s.mask = Mask(problem.options, rows, rows);
+      problem.sequences.push_back(s);
+    }
+    BackwardUse use;
+    use.threads = threads;
+    use.share_heads = share_heads;
+    BackwardPlan backward;
+    PlanBackward(problem, EngineOf(true), use, &backward);
+    ForwardPlan forward;
+    PlanForward(problem, EngineOf(true), threads, &forward);
+    if (!share_heads) {
+      EXPECT_EQ(forward.waves.alone, backward.waves.alone);
+    }
+    return backward.waves.alone;
+  };
+  EXPECT_TRUE(alone(16, {512}, 2));
+  EXPECT_FALSE(alone(16, {512}, 2, true));
+  EXPECT_FALSE(alone(16, {512}, 16));
+  EXPECT_TRUE(alone(17, {512}, 2));     // 9 and 8
+  EXPECT_FALSE(alone(129, {512}, 16));  // 9 and 8, eight times as often
+  EXPECT_TRUE(alone(16, std::vector<int64_t>(16, 256), 16));
+  EXPECT_FALSE(alone(1, {8192, 64, 64, 64, 64, 64, 64, 64, 64}, 2));
+  EXPECT_FALSE(alone(16, {0}, 2));
 }
 
 // Waking a thread costs a microsecond: a call takes no more than help.

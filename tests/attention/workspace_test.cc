@@ -108,6 +108,31 @@ TEST(AttentionWorkspace, FollowsTheInputsNotTheThreads) {
   }
 }
 
+// One thread goes through heads and sequences one by one, in the same memory.
+TEST(AttentionWorkspace, DoesNotGrowWithTheBatchOnOneThread) {
+  const Contexts contexts({1});
+  AttentionCase c;
+  c.dtype = DType::kBF16;
+  c.nq = c.nk = 256;
+  c.head_dim = c.value_dim = 64;
+  size_t forward[2], backward[2];
+  for (const int many : {0, 1}) {
+    c.batch = many == 0 ? 1 : 8;
+    c.heads = c.kv_heads = many == 0 ? 1 : 4;
+    const AttentionInputs inputs = MakeInputs(c);
+    const AttentionOutputs outputs = MakeOutputs(c, inputs);
+    ASSERT_TRUE(AttentionForwardWorkspace(ForwardArgs(inputs, outputs),
+                                          &forward[many], contexts.list()[0])
+                    .ok());
+    ASSERT_TRUE(AttentionBackwardWorkspace(BackwardArgs(c, inputs, outputs),
+                                           &backward[many], contexts.list()[0])
+                    .ok());
+  }
+  // Flags of blocks are all that is kept of every head.
+  EXPECT_LE(forward[1], forward[0] + 4096);
+  EXPECT_LE(backward[1], backward[0] + 4096);
+}
+
 void ExpectOutOfMemory(const ContextOptions& options) {
   std::unique_ptr<Context> context;
   const Status made = Context::Create(options, &context);

@@ -1,0 +1,102 @@
+// Batches of many heads and sequences, which go through the workspace in waves:
+// of all threads, or of one thread each, who must agree bit for bit.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "tests/support/attention_case.h"
+#include "tests/support/attention_run.h"
+
+namespace fa2::test {
+namespace {
+
+constexpr DType kTypes[] = {DType::kBF16, DType::kF32, DType::kF16,
+                            DType::kF64};
+
+// 24 kv heads of sequences: 12, 8, 4 and 1 or 2 for a thread of each context.
+AttentionCase Batch(DType dtype) {
+  AttentionCase c;
+  c.dtype = dtype;
+  c.batch = 6;
+  c.heads = 8;
+  c.kv_heads = 4;
+  c.nq = 67;
+  c.nk = 90;
+  c.head_dim = c.value_dim = 40;
+  return c;
+}
+
+class AttentionWaves : public testing::Test {
+ protected:
+  void Expect(const AttentionCase& c) { ExpectAttention(c, contexts_.list()); }
+
+ private:
+  const Contexts contexts_{{1, 2, 3, 6, 16}};
+};
+
+TEST_F(AttentionWaves, Dense) {
+  for (const DType dtype : kTypes) {
+    AttentionCase c = Batch(dtype);
+    Expect(c);
+    c.causal = Causal::kBottomRight;
+    c.layout = c.grad_layout = Layout::kBshd;
+    Expect(c);
+  }
+}
+
+TEST_F(AttentionWaves, Packed) {
+  for (const DType dtype : kTypes) {
+    AttentionCase c = Batch(dtype);
+    c.batch = 1;
+    c.causal = Causal::kTopLeft;
+    // Lengths of all kinds; as many of one kind that each thread takes several
+    // of them; and one that is longer than all others.
+    std::vector<int64_t> mixed, alike, one_long;
+    for (int64_t i = 0; i < 20; ++i) {
+      mixed.push_back(i % 5 == 0 ? 0 : 7 * i + 1);
+      alike.push_back(33);
+      one_long.push_back(i == 3 ? 300 : 5);
+    }
+    for (const auto& lengths : {mixed, alike, one_long}) {
+      c.lengths_q = c.lengths_k = lengths;
+      c.lengths_k.back() += 40;
+      Expect(c);
+    }
+  }
+}
+
+// What is summed over heads, sequences and keys, and what is read by them.
+TEST_F(AttentionWaves, Options) {
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    AttentionCase c = Batch(dtype);
+    c.dlse = true;
+    c.sinks = c.want_dsinks = true;
+    c.alibi = c.want_dalibi = c.alibi_per_batch = true;
+    Expect(c);
+    c = Batch(dtype);
+    c.dropout_p = 0.2;
+    c.philox_seed = 5;
+    c.accumulate_dq = c.accumulate_dk = c.accumulate_dv = true;
+    Expect(c);
+  }
+}
+
+TEST_F(AttentionWaves, BiasGradient) {
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    AttentionCase c = Batch(dtype);
+    c.bias = dtype;
+    c.want_dbias = true;
+    for (const bool batch : {false, true}) {
+      for (const bool heads : {false, true}) {
+        c.bias_broadcast = {batch, heads, false, false};
+        Expect(c);
+      }
+    }
+    c.bias_broadcast = {false, false, false, true};
+    Expect(c);
+  }
+}
+
+}  // namespace
+}  // namespace fa2::test
