@@ -113,12 +113,13 @@ TEST(AttentionWorkspace, DoesNotGrowWithTheBatchOnOneThread) {
   const Contexts contexts({1});
   AttentionCase c;
   c.dtype = DType::kBF16;
-  c.nq = c.nk = 256;
+  c.nq = c.nk = 128;
   c.head_dim = c.value_dim = 64;
+  // So many that blocks are not cut smaller to make items.
+  c.heads = c.kv_heads = 8;
   size_t forward[2], backward[2];
   for (const int many : {0, 1}) {
-    c.batch = many == 0 ? 1 : 8;
-    c.heads = c.kv_heads = many == 0 ? 1 : 4;
+    c.batch = many == 0 ? 8 : 16;
     const AttentionInputs inputs = MakeInputs(c);
     const AttentionOutputs outputs = MakeOutputs(c, inputs);
     ASSERT_TRUE(AttentionForwardWorkspace(ForwardArgs(inputs, outputs),
