@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "src/attention/backward_run.h"
+#include "src/attention/wave_run.h"
 
 namespace fa2 {
 namespace attention {
@@ -44,9 +45,7 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
   places_ =
       carver->Construct<WavePlace>(plan.waves.places(plan.workers), *this);
   workers_ = carver->Construct<Worker>(plan.workers, *this);
-  for (int i = 0; workers_ != nullptr && i < plan.workers; ++i) {
-    workers_[i].place = places_ + (plan.waves.alone ? i : 0);
-  }
+  ShareOutPlaces(plan.waves, places_, plan.workers, workers_);
 }
 
 BackwardRun::WavePlace::WavePlace(const BackwardRun& run, Carver* carver) {

@@ -119,9 +119,7 @@ ForwardRun::ForwardRun(const AttentionForwardArgs& args, const Problem& problem,
   places_ =
       carver->Construct<WavePlace>(plan.waves.places(plan.workers), *this);
   workers_ = carver->Construct<Worker>(plan.workers, *this);
-  for (int i = 0; workers_ != nullptr && i < plan.workers; ++i) {
-    workers_[i].place = places_ + (plan.waves.alone ? i : 0);
-  }
+  ShareOutPlaces(plan.waves, places_, plan.workers, workers_);
 }
 
 ForwardRun::WavePlace::WavePlace(const ForwardRun& run, Carver* carver) {

@@ -94,8 +94,10 @@ class Mask {
     return simd::TileState::kPartial;
   }
 
-  // Number of visible (query, key) pairs of a block, for sharing out the work.
+  // Number of visible (query, key) pairs of a block of rows and keys of the
+  // sequence, for sharing out the work.
   double Pairs(Interval queries, Interval keys) const;
+  double Pairs() const { return Pairs({0, nq_}, {0, nk_}); }  // of all
 
  private:
   int64_t nq_ = 0;

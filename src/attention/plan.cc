@@ -269,7 +269,7 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
   // Each sequence gets key blocks, and workers, by its share of the work.
   double total = 0.0;
   for (const Sequence& s : problem.sequences) {
-    total += s.mask.Pairs({0, s.nq()}, {0, s.nk()});
+    total += s.mask.Pairs();
   }
   const int64_t heads = use.share_heads ? 1 : problem.kv_heads;
   const int64_t owners = (use.share_batch ? 1 : sequence_count) * heads;
@@ -281,7 +281,7 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
   const int threads = use.fixed_blocks ? kUsualThreads : use.threads;
   plan->shared_keys = owners != sequence_count * problem.kv_heads;
   for (const Sequence& s : problem.sequences) {
-    const double pairs = s.mask.Pairs({0, s.nq()}, {0, s.nk()});
+    const double pairs = s.mask.Pairs();
     // With shared owners every sequence must be cut alike.
     const double share = use.share_batch || total == 0.0
                              ? 1.0 / (use.share_batch ? 1 : sequence_count)
@@ -305,18 +305,17 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
   const bool shared = use.share_heads || use.share_batch;
   plan->waves.alone =
       use.threads > 1 && !shared && TakeHeadsAlone(problem, total, use.threads);
-  double least = plan->waves.alone
-                     ? 0.0
-                     : LeastWave(problem, operations, use.threads,
-                                 kBackwardWaveItems, plan->k_blocks);
+  double least =
+      LeastWave(problem, operations, plan->waves.threads(use.threads),
+                kBackwardWaveItems, plan->k_blocks);
   if (shared) least = std::max(least, 1.0);
   if (use.share_heads) least = static_cast<double>(problem.kv_heads);
   CutWaves(problem, total, least, &plan->waves.list);
   int64_t steps = 0;  // of items that do not wait for one another
   for (Wave& wave : plan->waves.list) {
     if (wave.head_begin == 0) PlaceInWave(wave, plan);
-    const int64_t items = ListChains(problem, use, &wave, plan);
-    plan->wave_items = std::max(plan->wave_items, items);
+    plan->wave_items =
+        std::max(plan->wave_items, ListChains(problem, use, &wave, plan));
     plan->wave_heads = std::max(plan->wave_heads, wave.heads());
     plan->wave_chains = std::max(plan->wave_chains, wave.end - wave.begin);
     steps = std::max(
@@ -346,11 +345,11 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
       1, problem.q_heads * static_cast<int64_t>(problem.sequences.size()));
   double pairs = 0.0;
   for (const Sequence& s : problem.sequences) {
-    pairs += s.mask.Pairs({0, s.nq()}, {0, s.nk()});
+    pairs += s.mask.Pairs();
   }
   plan->waves.alone = threads > 1 && TakeHeadsAlone(problem, pairs, threads);
   const bool as_large_as_liked =
-      (threads == 1 || plan->waves.alone) && engine.blocks_join;
+      plan->waves.threads(threads) == 1 && engine.blocks_join;
   int64_t wanted = 1;
   if (!as_large_as_liked) {
     wanted = CeilDiv(kWantedItems, owners);
@@ -377,10 +376,8 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
   const double operations = 4.0 * pairs * static_cast<double>(problem.q_heads) *
                             static_cast<double>(problem.head_dim);
   const double least =
-      plan->waves.alone
-          ? 0.0
-          : LeastWave(problem, operations, threads, kForwardWaveItems,
-                      query_blocks * problem.group());
+      LeastWave(problem, operations, plan->waves.threads(threads),
+                kForwardWaveItems, query_blocks * problem.group());
   CutWaves(problem, pairs, least, &plan->waves.list);
   int64_t steps = 0;  // items of one step
   for (Wave& wave : plan->waves.list) {

@@ -9,9 +9,19 @@
 
 namespace fa2::attention {
 
+// Tells each of `count` workers its part of the workspace: one of `places`,
+// Waves::places() of them, or nothing while workers is null.
+template <class Place, class Worker>
+void ShareOutPlaces(const Waves& waves, Place* places, int count,
+                    Worker* workers) {
+  for (int i = 0; workers != nullptr && i < count; ++i) {
+    workers[i].place = places + (waves.alone ? i : 0);
+  }
+}
+
 // Calls run(team, place) for every wave, after place.wave has been set to it:
 // the team is the whole one or, where waves are for one worker, that worker
-// alone. `places` has Waves::places() of the workspace's parts for waves.
+// alone. `places` as above.
 template <class Place, class Run>
 void RunWaves(const Waves& waves, threading::Team& team, Place* places,
               const Run& run) {

@@ -38,7 +38,7 @@ double LeastWave(const Problem& problem, double operations, int threads,
 bool TakeHeadsAlone(const Problem& problem, double pairs, int threads) {
   double longest = 0.0;
   for (const Sequence& s : problem.sequences) {
-    longest = std::max(longest, s.mask.Pairs({0, s.nq()}, {0, s.nk()}));
+    longest = std::max(longest, s.mask.Pairs());
   }
   const double each = pairs * static_cast<double>(problem.kv_heads) /
                       static_cast<double>(threads);
@@ -75,7 +75,7 @@ void CutWaves(const Problem& problem, double pairs, double least,
     double cost = 0.0;
     do {
       const Sequence& s = problem.sequences[wave.sequence_end++];
-      const double of_head = s.mask.Pairs({0, s.nq()}, {0, s.nk()});
+      const double of_head = s.mask.Pairs();
       before += of_head;
       cost += of_head;
     } while (wave.sequence_end < sequences && groups < sequences &&

@@ -24,6 +24,8 @@ struct Wave {
 struct Waves {
   std::vector<Wave> list;
   bool alone = false;  // a worker each, longest first
+  // Of `all` threads those that work at one wave.
+  int threads(int all) const { return alone ? 1 : all; }
   // Parts of the workspace that waves take.
   int places(int workers) const { return alone ? workers : 1; }
 };

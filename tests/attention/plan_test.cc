@@ -51,6 +51,19 @@ Problem ProblemOf(const Shape& shape) {
   return problem;
 }
 
+// Heads of self-attention over sequences of the given lengths.
+Problem ProblemOf(int64_t heads, const std::vector<int64_t>& lengths,
+                  bool causal) {
+  Problem problem = ProblemOf({heads, 0, 0, 64, causal});
+  problem.sequences.clear();
+  for (const int64_t rows : lengths) {
+    Sequence sequence;
+    sequence.mask = Mask(problem.options, rows, rows);
+    problem.sequences.push_back(sequence);
+  }
+  return problem;
+}
+
 // What a plan adds to each sum, in order, in units of rows that no plan cuts.
 struct Sums {
   // [unit of queries]: units of keys that each of dQ's partials adds.
@@ -201,13 +214,8 @@ TEST_P(PlanTest, ForwardBlocks) {
 // Every head of every sequence is in one wave, whose chains or items are its
 // own; and what lies in a wave's part of the workspace does not overlap.
 TEST_P(PlanTest, WavesCoverTheProblem) {
-  Problem problem = ProblemOf({6, 0, 0, 64, true});
-  problem.sequences.clear();
-  for (const int64_t rows : {700, 0, 33, 2000, 64, 64, 64, 900, 1, 300}) {
-    Sequence s;
-    s.mask = Mask(problem.options, rows, rows);
-    problem.sequences.push_back(s);
-  }
+  const Problem problem =
+      ProblemOf(6, {700, 0, 33, 2000, 64, 64, 64, 900, 1, 300}, true);
   const simd::Engine engine = EngineOf(GetParam());
   const size_t pairs = problem.sequences.size() * 6;
   for (const int threads : {1, 2, 4, 64}) {
@@ -279,13 +287,7 @@ TEST_P(PlanTest, WavesCoverTheProblem) {
 TEST(Plan, HeadsAlone) {
   const auto alone = [](int64_t heads, const std::vector<int64_t>& lengths,
                         int threads, bool share_heads = false) {
-    Problem problem = ProblemOf({heads, 0, 0, 64, false});
-    problem.sequences.clear();
-    for (const int64_t rows : lengths) {
-      Sequence s;
-      s.mask = Mask(problem.options, rows, rows);
-      problem.sequences.push_back(s);
-    }
+    const Problem problem = ProblemOf(heads, lengths, false);
     BackwardUse use;
     use.threads = threads;
     use.share_heads = share_heads;
@@ -306,6 +308,43 @@ TEST(Plan, HeadsAlone) {
   EXPECT_TRUE(alone(16, std::vector<int64_t>(16, 256), 16));
   EXPECT_FALSE(alone(1, {8192, 64, 64, 64, 64, 64, 64, 64, 64}, 2));
   EXPECT_FALSE(alone(16, {0}, 2));
+}
+
+// What the work is shared out by: every pair of a block that is seen counts.
+TEST(Plan, PairsOfBlocks) {
+  AttentionOptions causal, top_left, window, wide;
+  causal.causal = Causal::kBottomRight;
+  top_left.causal = Causal::kTopLeft;
+  window.window_left = 7;
+  window.window_right = 3;
+  wide.window_left = 40;
+  wide.causal = Causal::kBottomRight;
+  for (const AttentionOptions& options :
+       {AttentionOptions(), causal, top_left, window, wide}) {
+    for (const auto& [nq, nk] : std::vector<std::pair<int64_t, int64_t>>{
+             {50, 50}, {50, 20}, {20, 50}, {1, 50}, {0, 50}, {50, 0}}) {
+      const Mask mask(options, nq, nk);
+      int64_t all = 0;
+      for (int64_t i = 0; i < nq; ++i) all += mask.Keys(i).size();
+      EXPECT_EQ(mask.Pairs(), static_cast<double>(all));
+      for (const Interval& queries :
+           {Interval{0, nq / 3}, {nq / 3, nq}, {nq / 2, nq / 2}}) {
+        for (const Interval& keys :
+             {Interval{0, nk / 3}, {nk / 3, nk}, {nk / 2, nk / 2 + nk % 2}}) {
+          int64_t pairs = 0;
+          for (int64_t i = queries.begin; i < queries.end; ++i) {
+            const Interval seen = mask.Keys(i);
+            for (int64_t k = keys.begin; k < keys.end; ++k) {
+              pairs += k >= seen.begin && k < seen.end;
+            }
+          }
+          EXPECT_EQ(mask.Pairs(queries, keys), static_cast<double>(pairs))
+              << nq << " x " << nk << ", queries from " << queries.begin
+              << ", keys from " << keys.begin;
+        }
+      }
+    }
+  }
 }
 
 // Waking a thread costs a microsecond: a call takes no more than help.
