@@ -7,11 +7,11 @@
 
 #include "fa2/attention.h"
 #include "src/attention/alibi_reach.h"
+#include "src/attention/backward_plan.h"
 #include "src/attention/bias_gradient.h"
 #include "src/attention/bias_tiles.h"
 #include "src/attention/block_scores.h"
 #include "src/attention/operands.h"
-#include "src/attention/plan.h"
 #include "src/attention/problem.h"
 #include "src/attention/scratch.h"
 #include "src/simd/engine.h"

@@ -9,6 +9,12 @@
 #include "fa2/status.h"
 #include "fa2/types.h"
 
+// Returns from a function that returns Status, unless the expression is ok.
+#define FA2_RETURN_IF_ERROR(expression)                                        \
+  do {                                                                         \
+    if (Status fa2_status = (expression); !fa2_status.ok()) return fa2_status; \
+  } while (false)
+
 namespace fa2::attention {
 
 // "[2, 4, 128, 64]"

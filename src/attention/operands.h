@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <initializer_list>
 
-#include "src/attention/plan.h"
+#include "src/attention/blocks.h"
 #include "src/attention/problem.h"
 #include "src/attention/scratch.h"
 #include "src/simd/engine.h"

@@ -43,6 +43,8 @@ struct Problem {
   int64_t group() const { return kv_heads == 0 ? 0 : q_heads / kv_heads; }
   // More keys than this no query sees.
   int64_t most_keys() const;
+  // Visible ones of a query head, of all sequences.
+  double pairs() const;
   // f64 inputs are computed in f64, the rest in f32.
   DType accumulator() const {
     return q.dtype == DType::kF64 ? DType::kF64 : DType::kF32;

@@ -1,7 +1,5 @@
-// The plan of the backward: every key meets every query once, and no sum's
-// order depends on the number of threads.
-#include "src/attention/plan.h"
-
+// Plans: every key meets every query once, and no sum's order depends on the
+// number of threads.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,6 +10,8 @@
 #include <vector>
 
 #include "fa2/attention.h"
+#include "src/attention/backward_plan.h"
+#include "src/attention/forward_plan.h"
 #include "src/attention/problem.h"
 #include "src/simd/engine.h"
 

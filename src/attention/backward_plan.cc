@@ -1,16 +1,16 @@
-#include "src/attention/plan.h"
+#include "src/attention/backward_plan.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "src/attention/workers.h"
+
 namespace fa2::attention {
 namespace {
 
-// Key blocks of all heads that a plan aims at, as many as 64 cores can take.
-constexpr int64_t kWantedItems = 64;
-// And what each of them is worth at least: some 16 us of an AMX core's time,
-// 100 us of another's.
+// What each of the wanted items is worth at least: some 16 us of an AMX core's
+// time, 100 us of another's.
 constexpr double kLeastOperations = 16e6;
 // The threads that blocks are cut for where the number of them must not matter.
 constexpr int kUsualThreads = 16;
@@ -20,39 +20,6 @@ constexpr int kUsualThreads = 16;
 constexpr int64_t kSplitItems = 2;
 // Keys that a split is worth.
 constexpr int64_t kLeastSplit = 256;
-// A block smaller than this does not amortise the calls around it.
-constexpr int64_t kMinBlock = 64;
-// The most queries of an item of the forward where several threads share them
-// out. For one alone K and V come from L3 less often if it takes more (AMX, N
-// 4096: D 64 844 -> 861, D 128 1,033 -> 1,071, D 256 with half as many 1,181 ->
-// 1,268 GFLOP/s); on 16 threads, two of which share an L2, more gain nothing.
-constexpr int64_t kSharedQueries = 256;
-
-int64_t RoundUp(int64_t value, int64_t multiple) {
-  return CeilDiv(value, multiple) * multiple;
-}
-
-// Block starts must suit both panels and tiles.
-int64_t BlockUnit(int64_t panel, int64_t tile) {
-  return panel > tile ? RoundUp(panel, tile) : RoundUp(tile, panel);
-}
-
-// The block size for `rows` rows in at least `ranges` ranges.
-int64_t FitBlock(int64_t preferred, int64_t rows, int64_t ranges,
-                 int64_t unit) {
-  const int64_t share =
-      RoundUp(CeilDiv(std::max<int64_t>(rows, 1), ranges), unit);
-  const int64_t least = RoundUp(std::min(kMinBlock, preferred), unit);
-  return std::max(unit,
-                  std::min(RoundUp(preferred, unit), std::max(share, least)));
-}
-
-void ListBlocks(const Blocks& blocks, size_t sequence,
-                std::vector<BlockIndex>* list) {
-  for (int64_t b = 0; b < blocks.count(); ++b) {
-    list->push_back({static_cast<int32_t>(sequence), static_cast<int32_t>(b)});
-  }
-}
 
 // Time of a split's items on `workers` workers, who start one query block after
 // one another and at the end wait for half an item, in cells of one key and one
@@ -96,21 +63,6 @@ simd::BlockSizes FastestBlocks(int64_t keys, int64_t queries,
     }
   }
   return best;
-}
-
-// How many of `threads` a call of so many operations is soonest through with,
-// if no step has more than `items` items. One more takes off time / n^2 and
-// costs a microsecond to wake and to wait for (three steps of nothing: 19 us on
-// 16 threads, 30 on 32, 50 on 64), so the best n is the square root of the time
-// that one would take.
-int UsefulWorkers(int threads, double operations, int64_t items) {
-  constexpr double kPerMicrosecond = 0.4e6;  // AMX 0.8e6, other engines 0.2e6
-  constexpr double kItem = 2.0;  // packing and storing short sequences
-  const double all = static_cast<double>(items);
-  const double best =
-      std::ceil(std::sqrt(operations / kPerMicrosecond + kItem * all));
-  return static_cast<int>(
-      std::clamp(std::min(best, all), 1.0, static_cast<double>(threads)));
 }
 
 // Cuts one sequence of `pairs` visible pairs, which is to get `wanted` key
@@ -225,30 +177,6 @@ int64_t ListChains(const Problem& problem, const BackwardUse& use, Wave* wave,
   return items;
 }
 
-// Adds the items of a wave.
-void ListItems(const Problem& problem, Wave* wave, ForwardPlan* plan) {
-  wave->begin = static_cast<int64_t>(plan->items.size());
-  for (int64_t i = wave->sequence_begin; i < wave->sequence_end; ++i) {
-    const Sequence& s = problem.sequences[i];
-    const Blocks& queries = plan->sequences[i].queries;
-    for (int64_t block = 0; block < queries.count(); ++block) {
-      const double cost = s.mask.Pairs(queries.Block(block), {0, s.nk()});
-      for (int64_t head = wave->head_begin * problem.group();
-           head < wave->head_end * problem.group(); ++head) {
-        plan->items.push_back({static_cast<int32_t>(i),
-                               static_cast<int32_t>(head),
-                               static_cast<int32_t>(block),
-                               static_cast<int32_t>(plan->items.size()), cost});
-      }
-    }
-  }
-  wave->end = static_cast<int64_t>(plan->items.size());
-  std::sort(plan->items.begin() + wave->begin, plan->items.end(),
-            [](const ForwardItem& a, const ForwardItem& b) {
-              return a.cost != b.cost ? a.cost > b.cost : a.rank < b.rank;
-            });
-}
-
 }  // namespace
 
 void PlanBackward(const Problem& problem, const simd::Engine& engine,
@@ -267,10 +195,7 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
   const int64_t sequence_count = static_cast<int64_t>(problem.sequences.size());
 
   // Each sequence gets key blocks, and workers, by its share of the work.
-  double total = 0.0;
-  for (const Sequence& s : problem.sequences) {
-    total += s.mask.Pairs();
-  }
+  const double total = problem.pairs();
   const int64_t heads = use.share_heads ? 1 : problem.kv_heads;
   const int64_t owners = (use.share_batch ? 1 : sequence_count) * heads;
   const double operations = 10.0 * total *
@@ -326,79 +251,6 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
               ? static_cast<int64_t>(plan->waves.list.size())
               : std::max({plan->wave_items, plan->wave_chains, steps});
   plan->workers = UsefulWorkers(use.threads, operations, steps);
-}
-
-void PlanForward(const Problem& problem, const simd::Engine& engine,
-                 int threads, ForwardPlan* plan) {
-  plan->sequences.clear();
-  plan->key_blocks.clear();
-  plan->waves.list.clear();
-  plan->items.clear();
-  plan->workers = 1;
-  plan->wave_heads = plan->wave_k_rows = plan->k_blocks = 0;
-  plan->blocks = {0, 0};
-  const int64_t query_unit = BlockUnit(engine.query_panel, simd::kTileQueries);
-  const int64_t key_unit = BlockUnit(engine.key_panel, simd::kTileKeys);
-  simd::BlockSizes preferred =
-      engine.forward_blocks(problem.head_dim, problem.value_dim);
-  const int64_t owners = std::max<int64_t>(
-      1, problem.q_heads * static_cast<int64_t>(problem.sequences.size()));
-  double pairs = 0.0;
-  for (const Sequence& s : problem.sequences) {
-    pairs += s.mask.Pairs();
-  }
-  plan->waves.alone = threads > 1 && TakeHeadsAlone(problem, pairs, threads);
-  const bool as_large_as_liked =
-      plan->waves.threads(threads) == 1 && engine.blocks_join;
-  int64_t wanted = 1;
-  if (!as_large_as_liked) {
-    wanted = CeilDiv(kWantedItems, owners);
-    preferred.queries = std::min(preferred.queries, kSharedQueries);
-  }
-  int64_t query_blocks = 0;
-  for (size_t i = 0; i < problem.sequences.size(); ++i) {
-    const Sequence& s = problem.sequences[i];
-    ForwardSequence f;
-    f.keys.rows = s.nk();
-    f.queries.rows = s.nq();
-    f.keys.panel = engine.key_panel;
-    f.queries.panel = engine.query_panel;
-    f.keys.size = FitBlock(preferred.keys, s.nk(), 1, key_unit);
-    f.queries.size = FitBlock(preferred.queries, s.nq(), wanted, query_unit);
-    f.k_block = plan->k_blocks;
-    plan->k_blocks += f.keys.count();
-    ListBlocks(f.keys, i, &plan->key_blocks);
-    plan->blocks.keys = std::max(plan->blocks.keys, f.keys.size);
-    plan->blocks.queries = std::max(plan->blocks.queries, f.queries.size);
-    plan->sequences.push_back(f);
-    query_blocks += f.queries.count();
-  }
-  const double operations = 4.0 * pairs * static_cast<double>(problem.q_heads) *
-                            static_cast<double>(problem.head_dim);
-  const double least =
-      LeastWave(problem, operations, plan->waves.threads(threads),
-                kForwardWaveItems, query_blocks * problem.group());
-  CutWaves(problem, pairs, least, &plan->waves.list);
-  int64_t steps = 0;  // items of one step
-  for (Wave& wave : plan->waves.list) {
-    if (wave.head_begin == 0) {
-      int64_t rows = 0;
-      for (int64_t i = wave.sequence_begin; i < wave.sequence_end; ++i) {
-        plan->sequences[i].wave_k_row = rows;
-        rows += plan->sequences[i].keys.padded();
-      }
-      plan->wave_k_rows = std::max(plan->wave_k_rows, rows);
-    }
-    plan->wave_heads = std::max(plan->wave_heads, wave.heads());
-    ListItems(problem, &wave, plan);
-    steps = std::max({steps, wave.end - wave.begin,
-                      2 * plan->KeyBlocks(wave).size() * wave.heads()});
-  }
-  SortAlone(&plan->waves);
-  if (plan->waves.alone) {
-    steps = static_cast<int64_t>(plan->waves.list.size());
-  }
-  plan->workers = UsefulWorkers(threads, operations, steps);
 }
 
 }  // namespace fa2::attention
