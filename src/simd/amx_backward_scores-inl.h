@@ -53,9 +53,11 @@ struct ScoreLoop {
   template <int kProduct>
   static constexpr int kSlotsBefore =
       kProduct == kLead ? 0 : kSteps* Pairs<kLead>::kCount * 4;
-  // With 4 or 8 steps a product, the second product reads its quarter pages in
-  // the order 2, 3, 0, 1, and the row pairs follow, so that stores of the last
-  // steps of the first product are far from the first loads of the second.
+  // With 4 or 8 steps a product, dP reads its quarter pages in the order 2, 3,
+  // 0, 1, and the row pairs beside it follow, so that stores of the last steps
+  // of one product are far from the first loads of the next. That is dP's order
+  // when it leads, too: which product leads depends on the sizes of blocks, of
+  // which sums must not know.
   static constexpr int kSwap = kSteps > 0 && kSteps % 4 == 0 ? 2 : 0;
 
   // Copies: see FirstProducts (backward 0.5-1%).
@@ -65,7 +67,8 @@ struct ScoreLoop {
   int64_t slots;  // of both products, when kSteps is 0
 
   static constexpr int RowPair(int row) {
-    return kSwap == 0 || row < 8 ? row : row ^ (kSwap * 8 / kSteps);
+    const bool beside_dp = (row < 8) == (kLead == 1);
+    return kSwap == 0 || !beside_dp ? row : row ^ (kSwap * 8 / kSteps);
   }
 
   template <int kFirst, int kLast>
@@ -189,7 +192,7 @@ struct ScoreLoop {
   HWY_INLINE void FixedSteps(__m512 scale, __m512 lse0, __m512 lse1,
                              std::integer_sequence<int, kStep...>) const {
     (StepPairs<kProduct>(
-         kProduct == kLead ? kStep : kStep ^ kSwap,
+         kProduct == 0 ? kStep : kStep ^ kSwap,
          Const<kSlotsBefore<kProduct> + kStep * kStepSlots<kProduct>>(),
          kStep == 0, scale, lse0, lse1,
          std::make_integer_sequence<int, Pairs<kProduct>::kCount>()),
