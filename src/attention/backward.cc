@@ -12,7 +12,8 @@
 //   reduction  dQ partials in order of their split; scale; round; store
 //
 // The items of a split take their turns at each query block, so that every sum
-// has a fixed order (threading/wavefront.h).
+// has a fixed order (threading/wavefront.h). Where many query heads share the
+// keys, one worker alone swaps the two loops of the items (RunByQueries).
 #include <algorithm>
 #include <cstring>
 
@@ -71,7 +72,13 @@ void BackwardRun::RunWave(threading::Team& team, const WavePlace& place) const {
     PackQueries(worker, s, h, b);
   });
 
-  RunChains(team, place);
+  if (plan_.by_queries) {
+    team.For(1, [&](int64_t, int worker) {
+      RunByQueries(workers_ + worker, place);
+    });
+  } else {
+    RunChains(team, place);
+  }
 
   if (want_dq()) {
     for_queries([&](Worker* worker, int64_t s, int64_t h, int64_t b) {
@@ -108,6 +115,34 @@ void BackwardRun::RunChains(threading::Team& team,
       });
 }
 
+// Runs cells in the order in which they are named, each when the next is known.
+class BackwardRun::Cells {
+ public:
+  Cells(const BackwardRun& run, Worker* worker,
+        threading::Wavefront::Turn* turn)
+      : run_(run), worker_(worker), turn_(turn) {}
+  void Next(const BackwardChain& chain, const Cell& cell) {
+    Run(&cell);
+    chain_ = chain;
+    cell_ = cell;
+    ++index_;
+  }
+  void Finish() { Run(nullptr); }
+
+ private:
+  void Run(const Cell* next) {
+    if (index_ < 0) return;
+    run_.RunBlock(worker_, chain_, cell_, next, {turn_, index_});
+  }
+
+  const BackwardRun& run_;
+  Worker* const worker_;
+  threading::Wavefront::Turn* const turn_;
+  BackwardChain chain_;
+  Cell cell_ = {};
+  int64_t index_ = -1;
+};
+
 void BackwardRun::RunKeys(Worker* worker, const BackwardChain& chain,
                           int64_t key_block,
                           threading::Wavefront::Turn* turn) const {
@@ -123,42 +158,65 @@ void BackwardRun::RunKeys(Worker* worker, const BackwardChain& chain,
   for_owned([&](int64_t sequence, int64_t head) {
     PackKeys(worker, sequence, head, key_block);
   });
-  QueryCell next{s.queries.runs() - 1, chain.head_begin * problem_.group(),
-                 chain.sequence_begin, 0};
-  bool more = next.run >= 0 && problem_.group() > 0;
-  if (more) next.block = s.queries.RunBlocks(next.run).begin;
-  for (int64_t index = 0; more; ++index) {
-    const QueryCell cell = next;
-    more = Advance(chain, &next);
-    RunBlock(worker, chain, cell, more ? &next : nullptr, key_block,
-             {turn, index});
+  Cells cells(*this, worker, turn);
+  for (int64_t run = s.queries.runs() - 1; run >= 0; --run) {
+    const Interval blocks = s.queries.RunBlocks(run);
+    for (int64_t head = chain.head_begin * problem_.group();
+         head < chain.head_end * problem_.group(); ++head) {
+      for (int64_t i = chain.sequence_begin; i < chain.sequence_end; ++i) {
+        for (int64_t block = blocks.begin; block < blocks.end; ++block) {
+          cells.Next(chain, {head, i, block, key_block});
+        }
+      }
+    }
   }
+  cells.Finish();
   for_owned([&](int64_t sequence, int64_t head) {
     StoreKeyGradients(worker, sequence, head, key_block);
   });
 }
 
-bool BackwardRun::Advance(const BackwardChain& chain, QueryCell* cell) const {
-  const Blocks& queries = plan_.sequences[chain.sequence_begin].queries;
-  const int64_t group = problem_.group();
-  const Interval blocks = queries.RunBlocks(cell->run);
-  if (++cell->block < blocks.end) return true;
-  cell->block = blocks.begin;
-  if (++cell->sequence < chain.sequence_end) return true;
-  cell->sequence = chain.sequence_begin;
-  if (++cell->head < chain.head_end * group) return true;
-  cell->head = chain.head_begin * group;
-  if (--cell->run < 0) return false;
-  cell->block = queries.RunBlocks(cell->run).begin;
-  return true;
+void BackwardRun::RunByQueries(Worker* worker, const WavePlace& place) const {
+  const Wave& wave = *place.wave;
+  for (int64_t i = wave.sequence_begin; i < wave.sequence_end; ++i) {
+    const BackwardSequence& s = plan_.sequences[i];
+    for (int64_t kv_head = wave.head_begin; kv_head < wave.head_end;
+         ++kv_head) {
+      const int64_t first_head = kv_head * problem_.group();
+      for (int64_t k = 0; k < s.keys.count(); ++k) {
+        PackKeys(worker, i, kv_head, k);
+      }
+      BackwardChain chain;
+      chain.sequence_begin = static_cast<int32_t>(i);
+      chain.sequence_end = chain.sequence_begin + 1;
+      chain.head_begin = static_cast<int32_t>(kv_head);
+      chain.head_end = chain.head_begin + 1;
+      Cells cells(*this, worker, nullptr);
+      for (int64_t run = s.queries.runs() - 1; run >= 0; --run) {
+        const Interval blocks = s.queries.RunBlocks(run);
+        for (int64_t k = 0; k < s.keys.count(); ++k) {
+          chain.split =
+              static_cast<int32_t>(s.keys.Block(k).begin / s.keys.run);
+          for (int64_t head = first_head; head < first_head + problem_.group();
+               ++head) {
+            for (int64_t block = blocks.begin; block < blocks.end; ++block) {
+              cells.Next(chain, {head, i, block, k});
+            }
+          }
+        }
+      }
+      cells.Finish();
+      for (int64_t k = 0; k < s.keys.count(); ++k) {
+        StoreKeyGradients(worker, i, kv_head, k);
+      }
+    }
+  }
 }
 
 void BackwardRun::RunBlock(Worker* worker, const BackwardChain& chain,
-                           const QueryCell& cell, const QueryCell* next,
-                           int64_t key_block, CellTurn turn) const {
-  const int64_t sequence = cell.sequence;
-  const int64_t head = cell.head;
-  const int64_t query_block = cell.block;
+                           const Cell& cell, const Cell* next,
+                           CellTurn turn) const {
+  const auto [head, sequence, query_block, key_block] = cell;
   const BackwardSequence& s = plan_.sequences[sequence];
   const int64_t kv_head = head / problem_.group();
   BlockPlace place;
@@ -170,8 +228,8 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardChain& chain,
   place.padded_keys = s.keys.Padded(place.keys);
   if (next != nullptr && next->sequence == sequence) {
     place.next_head = next->head;
-    place.next_queries = s.queries.Block(next->block);
-    place.next_keys = place.keys;
+    place.next_queries = s.queries.Block(next->query_block);
+    place.next_keys = s.keys.Block(next->key_block);
   }
 
   // No other block adds to its elements of dbias.

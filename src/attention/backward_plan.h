@@ -62,9 +62,12 @@ struct BackwardPlan {
   int64_t q_rows = 0;
   int64_t q_blocks = 0, k_blocks = 0, dq_blocks = 0;
   int workers = 1;  // of the threads, as many as the call keeps busy
-  // An item works through several heads or sequences: packed keys, dK and dV
-  // lie in the workspace of the wave. Otherwise each worker has those of one
-  // key block.
+  // A wave's one worker meets all key blocks with one run of queries after
+  // another, instead of all queries with one key block (an item) after another.
+  bool by_queries = false;
+  // An item works through several heads or sequences, or by_queries: packed
+  // keys, dK and dV lie in the workspace of the wave. Otherwise each worker has
+  // those of one key block.
   bool shared_keys = false;
 
   // Those of query_blocks that are of a wave's sequences.

@@ -66,24 +66,26 @@ class BackwardRun {
     std::byte* k_finite;     // K of one key block without NaN and inf
   };
 
-  // A block of queries of one query head, as an item comes to it.
-  struct QueryCell {
-    int64_t run, head, sequence, block;
+  // A block of keys and one of queries of one query head.
+  struct Cell {
+    int64_t head, sequence, query_block, key_block;
   };
 
   // An item's turn at a block of queries: while it adds to what items of other
   // keys add to as well, that is dQ and sums over keys. The rest of the block's
   // work, some four fifths, waits for nobody.
   struct CellTurn {
-    threading::Wavefront::Turn* turn;
+    threading::Wavefront::Turn* turn;  // nullptr: nobody else adds
     int64_t cell;
     uint8_t* dq_touched = nullptr;
     bool ends_with_dq = true;
     bool finished = false;
 
-    void Await() { turn->Await(cell); }
+    void Await() {
+      if (turn != nullptr) turn->Await(cell);
+    }
     void Finish() {
-      if (finished) return;
+      if (finished || turn == nullptr) return;
       Await();
       turn->Finish(cell);
       finished = true;
@@ -155,12 +157,13 @@ class BackwardRun {
   void RunChains(threading::Team& team, const WavePlace& place) const;
   void RunKeys(Worker* worker, const BackwardChain& chain, int64_t key_block,
                threading::Wavefront::Turn* turn) const;
-  // To the next cell, in BackwardChain's order; false after the last.
-  bool Advance(const BackwardChain& chain, QueryCell* cell) const;
+  // The same for one worker alone, by_queries: every sum has the order that
+  // items give it.
+  void RunByQueries(Worker* worker, const WavePlace& place) const;
+  class Cells;
   // `next`: the cell after `cell`, or nullptr.
-  void RunBlock(Worker* worker, const BackwardChain& chain,
-                const QueryCell& cell, const QueryCell* next, int64_t key_block,
-                CellTurn turn) const;
+  void RunBlock(Worker* worker, const BackwardChain& chain, const Cell& cell,
+                const Cell* next, CellTurn turn) const;
 
   // When nothing more is added to them.
   void StoreQueryGradient(Worker* worker, int64_t sequence, int64_t head,

@@ -32,6 +32,9 @@ simd::Engine EngineOf(bool joins) {
   engine.forward_blocks = [](int64_t, int64_t) {
     return simd::BlockSizes{1024, 1024};
   };
+  engine.packed_bytes = [](simd::Role, int64_t rows, int64_t depth) {
+    return static_cast<size_t>(2 * rows * depth);
+  };
   return engine;
 }
 
@@ -308,6 +311,33 @@ TEST(Plan, HeadsAlone) {
   EXPECT_TRUE(alone(16, std::vector<int64_t>(16, 256), 16));
   EXPECT_FALSE(alone(1, {8192, 64, 64, 64, 64, 64, 64, 64, 64}, 2));
   EXPECT_FALSE(alone(16, {0}, 2));
+}
+
+// Heads that share their keys: larger splits; and where their queries are many
+// one worker passes the keys by them, in a workspace that holds all keys.
+TEST(Plan, GroupedHeads) {
+  const auto plan_of = [](int64_t group, int64_t rows, int threads,
+                          bool share_heads = false) {
+    Problem problem = ProblemOf({4, rows, rows, 64, false});
+    problem.q_heads = 4 * group;
+    BackwardUse use;
+    use.threads = threads;
+    use.share_heads = share_heads;
+    BackwardPlan plan;
+    PlanBackward(problem, EngineOf(true), use, &plan);
+    EXPECT_EQ(plan.shared_keys, plan.by_queries || share_heads);
+    return plan;
+  };
+  EXPECT_EQ(plan_of(1, 1024, 1).sequences[0].splits, 4);
+  EXPECT_EQ(plan_of(4, 1024, 1).sequences[0].splits, 2);
+  EXPECT_EQ(plan_of(4, 1024, 16).sequences[0].splits, 2);
+  // 512 bytes for each query of a head.
+  EXPECT_TRUE(plan_of(4, 4096, 1).by_queries);
+  EXPECT_TRUE(plan_of(32, 512, 1).by_queries);
+  EXPECT_FALSE(plan_of(4, 4000, 1).by_queries);
+  EXPECT_FALSE(plan_of(1, 65536, 1).by_queries);
+  EXPECT_FALSE(plan_of(4, 4096, 2).by_queries);
+  EXPECT_FALSE(plan_of(4, 4096, 1, true).by_queries);
 }
 
 // What the work is shared out by: every pair of a block that is seen counts.

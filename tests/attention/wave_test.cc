@@ -98,5 +98,45 @@ TEST_F(AttentionWaves, BiasGradient) {
   }
 }
 
+// More packed queries of one kv head than caches hold, 8 MiB: who has a wave
+// for itself passes all keys by one run of them after another.
+AttentionCase ManyQueries(DType dtype) {
+  AttentionCase c;
+  c.dtype = dtype;
+  c.heads = 8;
+  c.nq = dtype == DType::kF64 ? 140 : dtype == DType::kBF16 ? 520 : 270;
+  c.nk = 288;  // two blocks of every engine and more
+  c.head_dim = c.value_dim = 256;
+  return c;
+}
+
+TEST_F(AttentionWaves, ManyQueriesOfAKvHead) {
+  for (const DType dtype : kTypes) {
+    AttentionCase c = ManyQueries(dtype);
+    c.causal = Causal::kBottomRight;
+    Expect(c);
+    c.causal = Causal::kNone;
+    c.window_left = 60;
+    c.window_right = 40;
+    c.alibi = c.want_dalibi = true;
+    c.bias = dtype;
+    c.want_dbias = true;
+    Expect(c);
+    // Sums over keys, which splits keep apart.
+    c.bias_broadcast = {false, false, false, true};
+    c.accumulate_dk = true;
+    Expect(c);
+  }
+}
+
+// The same where each of two threads has waves of its own.
+TEST(AttentionWavesAlone, ManyQueriesOfAKvHead) {
+  AttentionCase c = ManyQueries(DType::kF64);
+  c.batch = 16;
+  c.nk = 7;
+  const Contexts contexts({1, 2});
+  ExpectAttention(c, contexts.list());
+}
+
 }  // namespace
 }  // namespace fa2::test

@@ -62,9 +62,8 @@ class JoinProblem {
     const Bytes dq(e_.query_accumulator_bytes(c_.queries, c_.depth));
     const Bytes dk(e_.key_accumulator_bytes(c_.keys, c_.depth));
     const Bytes dv(e_.key_accumulator_bytes(c_.keys, c_.value_depth));
-    const Bytes scratch(
-        e_.backward_scratch_bytes({Largest(key_cuts), Largest(query_cuts)},
-                                  c_.depth, c_.value_depth));
+    const Bytes scratch(e_.backward_scratch_bytes(
+        {Largest(key_cuts), Largest(query_cuts)}, c_.depth, c_.value_depth));
     int64_t k0 = 0;
     for (const int64_t keys : key_cuts) {
       const Bytes k_score = Pack(Role::kScoreLeft, k_, k0, keys);
@@ -117,9 +116,8 @@ class JoinProblem {
     const float lowest = -static_cast<float>(kInfinity);
     Array<float> max(c_.queries, lowest), sum(c_.queries), weight(c_.queries);
     const Bytes out(e_.query_accumulator_bytes(c_.queries, c_.value_depth));
-    const Bytes scratch(
-        e_.forward_scratch_bytes({Largest(key_cuts), Largest(query_cuts)},
-                                 c_.depth, c_.value_depth));
+    const Bytes scratch(e_.forward_scratch_bytes(
+        {Largest(key_cuts), Largest(query_cuts)}, c_.depth, c_.value_depth));
     int64_t q0 = 0;
     for (const int64_t queries : query_cuts) {
       const Bytes q_score = Pack(Role::kScoreRight, q_, q0, queries);
@@ -162,20 +160,18 @@ class JoinProblem {
                int64_t keys)
         : p_(p), queries_(queries), keys_(keys), stride_(queries / 32) {
       for (int64_t i = 0; i < queries; ++i) {
-        const int64_t end = p.c_.causal
-                                ? q0 + i + p.c_.keys - p.c_.queries + 1 - k0
-                                : keys;
+        const int64_t end =
+            p.c_.causal ? q0 + i + p.c_.keys - p.c_.queries + 1 - k0 : keys;
         begin_.push_back(0.0f);
         end_.push_back(static_cast<float>(std::clamp<int64_t>(end, 0, keys)));
       }
       for (int64_t k = 0; k < keys; k += kTileKeys) {
         for (int64_t q = 0; q < queries; q += kTileQueries) {
           const float least = end_[q], most = end_[q + kTileQueries - 1];
-          tiles_.push_back(static_cast<float>(k + kTileKeys) <= least
-                               ? TileState::kVisible
-                           : static_cast<float>(k) >= most
-                               ? TileState::kHidden
-                               : TileState::kPartial);
+          tiles_.push_back(
+              static_cast<float>(k + kTileKeys) <= least ? TileState::kVisible
+              : static_cast<float>(k) >= most            ? TileState::kHidden
+                                                         : TileState::kPartial);
         }
       }
     }
@@ -257,9 +253,11 @@ class JoinTest : public testing::TestWithParam<Subject> {
 // Head dims of every kind of loop: 2, 4 and 8 steps, others, unequal ones.
 std::vector<JoinCase> Cases() {
   std::vector<JoinCase> cases;
-  for (const auto& [depth, value_depth] :
-       {std::pair<int64_t, int64_t>{64, 64}, {128, 128}, {256, 256}, {72, 72},
-        {128, 64}}) {
+  for (const auto& [depth, value_depth] : {std::pair<int64_t, int64_t>{64, 64},
+                                           {128, 128},
+                                           {256, 256},
+                                           {72, 72},
+                                           {128, 64}}) {
     for (const bool causal : {false, true}) {
       cases.push_back({depth, value_depth, 320, 192, causal});
     }
