@@ -76,7 +76,7 @@ simd::BlockSizes FastestBlocks(int64_t keys, int64_t queries,
 // blocks; `workers` is its share of them.
 void CutSequence(const Problem& problem, const simd::Engine& engine,
                  const Sequence& sequence, double pairs, int64_t wanted,
-                 int64_t workers, BackwardSequence* s) {
+                 int64_t workers, bool fixed_blocks, BackwardSequence* s) {
   const int64_t query_unit = BlockUnit(engine.query_panel, simd::kTileQueries);
   const int64_t key_unit = BlockUnit(engine.key_panel, simd::kTileKeys);
   const simd::BlockSizes preferred =
@@ -104,6 +104,9 @@ void CutSequence(const Problem& problem, const simd::Engine& engine,
                           std::ceil(of_first * static_cast<double>(workers))));
     s->keys.size = size.keys;
     s->queries.size = size.queries;
+    // Runs keep the order of sums where blocks are cut by the threads. What
+    // sums over heads or sequences wants these innermost: a block at a time.
+    if (fixed_blocks) s->queries.run = s->queries.size;
   } else {
     s->keys.size = FitBlock(preferred.keys, nk, wanted, key_unit);
     s->queries.size = s->queries.run;
@@ -245,7 +248,8 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
     const int64_t workers =
         of_head(std::min(items, static_cast<double>(threads)));
     BackwardSequence cut;
-    CutSequence(problem, engine, s, pairs, wanted, workers, &cut);
+    CutSequence(problem, engine, s, pairs, wanted, workers, use.fixed_blocks,
+                &cut);
     plan->sequences.push_back(cut);
   }
   PlaceSequences(plan);

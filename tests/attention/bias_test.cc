@@ -59,6 +59,20 @@ TEST(AttentionBias, SummedGradients) {
   }
 }
 
+// Heads or batch elements that share a bias of more queries than a block has:
+// each element of dbias adds all of them before it is stored.
+TEST(AttentionBias, SummedGradientsOfSeveralBlocks) {
+  const Contexts contexts({1, 16});
+  for (const bool heads : {false, true}) {
+    AttentionCase c = BaseCase(DType::kBF16, DType::kF32, 64);
+    c.batch = heads ? 1 : 2;
+    c.bias_broadcast = {!heads, heads, false, false};
+    c.nq = 530;
+    c.nk = 150;
+    ExpectAttention(c, contexts.list());
+  }
+}
+
 // Rows of dbias that are whole cache lines may be written past the caches.
 TEST(AttentionBias, GradientsOfWholeLines) {
   const Contexts contexts({2});
