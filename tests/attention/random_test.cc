@@ -1,10 +1,11 @@
-// Small random cases of all options together against the float64 oracle.
+// Random cases of all options together against the float64 oracle.
 // FA2_TEST_SEED=n runs case n alone.
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "tests/support/attention_run.h"
 #include "tests/support/case_generator.h"
@@ -12,15 +13,15 @@
 namespace fa2::test {
 namespace {
 
-constexpr uint64_t kCases = 2400;
-
-void RunCases(uint64_t first_seed, const CaseOptions& options) {
-  const Contexts contexts({1, 3});
+void RunCases(uint64_t first_seed, uint64_t all_cases,
+              const CaseOptions& options, const std::vector<int>& threads) {
+  const Contexts contexts(threads);
   if (const char* seed = std::getenv("FA2_TEST_SEED")) {
     ExpectAttention(RandomCase(std::stoull(seed), options), contexts.list());
     return;
   }
-  const uint64_t cases = kCases * static_cast<uint64_t>(CasesOfSixteen()) / 16;
+  const uint64_t cases =
+      all_cases * static_cast<uint64_t>(CasesOfSixteen()) / 16;
   // More failures than this say nothing new.
   constexpr int kShown = 10;
   int failed = 0;
@@ -38,11 +39,20 @@ void RunCases(uint64_t first_seed, const CaseOptions& options) {
 TEST(AttentionRandom, Plain) {
   CaseOptions options;
   options.extras = false;
-  RunCases(1000000, options);
+  RunCases(1000000, 2400, options, {1, 3});
 }
 
 // With bias, dropout, softcap, ALiBi, sinks, packed sequences and dlse.
-TEST(AttentionRandom, AllOptions) { RunCases(2000000, CaseOptions()); }
+TEST(AttentionRandom, AllOptions) {
+  RunCases(2000000, 2400, CaseOptions(), {1, 3});
+}
+
+// Several blocks, which are cut by the number of threads: the same bits.
+TEST(AttentionRandom, SeveralBlocks) {
+  CaseOptions options;
+  options.large = true;
+  RunCases(3000000, 64, options, {1, 2, 5, 16});
+}
 
 }  // namespace
 }  // namespace fa2::test

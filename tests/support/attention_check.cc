@@ -21,7 +21,7 @@ constexpr double kTermsOfTheContract = 4096.0;
 // Standard deviations that the worst of a few million elements may be off.
 constexpr double kWorstElement = 8.0;
 
-// Below this the kernels may flush to zero (matrix units do).
+// Below this the kernels may flush a term of a sum to zero (matrix units do).
 constexpr double kSmallest = 1e-30;
 
 double UnitRoundoff(DType dtype) {
@@ -151,6 +151,8 @@ std::string Compare(const AttentionCase& c, const std::string& name,
   const double bound = precisions.sums;
   const Sizes& sizes = expected.value.view.sizes;
   const double f32_roundoff = UnitRoundoff(c.statistics_dtype());
+  const double smallest =
+      kSmallest * static_cast<double>(std::max<int64_t>(1, LongestSum(c)));
 
   double error2 = 0.0, value2 = 0.0, rounding2 = 0.0, before2 = 0.0;
   double magnitude2 = 0.0, magnitude4 = 0.0;
@@ -182,7 +184,7 @@ std::string Compare(const AttentionCase& c, const std::string& name,
         kWorstElement * bound *
             (magnitude + std::abs(gradient) * amplification) +
         rounding * (1.0 + 1e-6) + 4.0 * f32_roundoff * std::abs(held) +
-        kSmallest;
+        smallest;
     const double excess =
         std::isfinite(e) ? error / allowed : (matches ? 0.0 : error);
     // NaN in `allowed` (a magnitude that is not finite) must not pass.

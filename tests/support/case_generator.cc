@@ -11,15 +11,23 @@ const std::vector<int64_t> kRows = {0,  1,  2,  3,  7,  15, 16, 17, 31, 32,
 const std::vector<int64_t> kDims = {1,  2,  3,  7,  8,  15, 16, 17, 24, 31,
                                     32, 33, 40, 47, 48, 64, 65, 72, 96};
 
-void DrawShape(Random& r, AttentionCase* c) {
+// More than a block, whole blocks and tails; every kind of loop over the head
+// dim.
+const std::vector<int64_t> kManyRows = {64,  129, 192, 257, 320,
+                                        411, 512, 600, 703};
+const std::vector<int64_t> kLargeDims = {40, 64, 64, 128, 128, 192, 256, 256};
+
+void DrawShape(Random& r, bool large, AttentionCase* c) {
   const std::vector<int64_t> groups = {1, 1, 2, 3, 4};
-  c->batch = r.Integer(1, 3);
-  c->kv_heads = r.Integer(1, 3);
+  const std::vector<int64_t>& rows = large ? kManyRows : kRows;
+  const std::vector<int64_t>& dims = large ? kLargeDims : kDims;
+  c->batch = r.Integer(1, large ? 2 : 3);
+  c->kv_heads = r.Integer(1, large ? 2 : 3);
   c->heads = c->kv_heads * r.Pick(groups);
-  c->nq = r.Pick(kRows);
-  c->nk = r.Chance(0.3) ? c->nq : r.Pick(kRows);
-  c->head_dim = r.Pick(kDims);
-  c->value_dim = r.Chance(0.6) ? c->head_dim : r.Pick(kDims);
+  c->nq = r.Pick(rows);
+  c->nk = r.Chance(0.3) ? c->nq : r.Pick(rows);
+  c->head_dim = r.Pick(dims);
+  c->value_dim = r.Chance(large ? 0.9 : 0.6) ? c->head_dim : r.Pick(dims);
 }
 
 void DrawLayout(Random& r, AttentionCase* c) {
@@ -119,7 +127,11 @@ AttentionCase RandomCase(uint64_t seed, const CaseOptions& options) {
   if (options.f64 && r.Chance(0.1)) c.dtype = DType::kF64;
   c.precision = r.Pick<Precision>({Precision::kFast, Precision::kFast,
                                    Precision::kHigh, Precision::kExact});
-  DrawShape(r, &c);
+  // What two bf16 terms lose in scores of many dims is not in the bounds.
+  if (options.large && c.precision == Precision::kHigh) {
+    c.precision = Precision::kFast;
+  }
+  DrawShape(r, options.large, &c);
   DrawLayout(r, &c);
   DrawMask(r, &c);
   DrawGradients(r, &c);

@@ -11,10 +11,12 @@ namespace fa2::test {
 struct CaseOptions {
   bool extras = true;  // bias, dropout, softcap, ALiBi, sinks, varlen, dlse
   bool f64 = true;
+  // Hundreds of queries and keys, in several blocks, instead of a few tens, of
+  // which thousands run in a minute.
+  bool large = false;
 };
 
-// Small: at most a few tens of queries and keys, so that thousands run in a
-// minute. The same seed gives the same case.
+// The same seed gives the same case.
 AttentionCase RandomCase(uint64_t seed, const CaseOptions& options);
 
 }  // namespace fa2::test
