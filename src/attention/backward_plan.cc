@@ -18,12 +18,14 @@ constexpr int kUsualThreads = 16;
 // not wait for one another (AMX, 32 threads, H 16: two splits 5-15% faster than
 // one).
 constexpr int64_t kSplitItems = 2;
-// Keys that a split is worth. Where several query heads share them, items of
-// one split hardly wait for one another, and what larger blocks spare counts
-// for more (AMX, H 16 with 4 kv heads, N 1024, D 64 and 128, two splits instead
-// of four: one thread 9 and 17% faster, 16 threads the same).
+// Keys that a split is worth. Where several query heads share them, and no more
+// than so many key blocks are wanted of each sequence and kv head, few workers
+// share a split and hardly wait for one another: what larger blocks spare
+// counts for more (AMX, H 16 with 4 kv heads, N 1024, D 64 and 128, two splits
+// instead of four: one thread 9 and 17% faster, 16 threads the same).
 constexpr int64_t kLeastSplit = 256;
 constexpr int64_t kLeastSharedSplit = 512;
+constexpr int64_t kMostForSharedSplit = 16;
 // Packed queries of a group of heads, in bytes, that a core's share of L3 does
 // not hold beside what else it works on.
 constexpr size_t kFarQueries = 8 << 20;
@@ -88,7 +90,8 @@ void CutSequence(const Problem& problem, const simd::Engine& engine,
   s->queries.panel = engine.query_panel;
   s->queries.run = FitBlock(preferred.queries, nq, 1, query_unit);
   const int64_t least_split =
-      problem.group() > 1 ? kLeastSharedSplit : kLeastSplit;
+      problem.group() > 1 && wanted <= kMostForSharedSplit ? kLeastSharedSplit
+                                                           : kLeastSplit;
   s->splits = std::clamp<int64_t>(
       std::min(wanted / kSplitItems, nk / least_split), 1, kMaxSplits);
   if (engine.blocks_join) {

@@ -317,9 +317,9 @@ TEST(Plan, HeadsAlone) {
 // one worker passes the keys by them, in a workspace that holds all keys.
 TEST(Plan, GroupedHeads) {
   const auto plan_of = [](int64_t group, int64_t rows, int threads,
-                          bool share_heads = false) {
-    Problem problem = ProblemOf({4, rows, rows, 64, false});
-    problem.q_heads = 4 * group;
+                          bool share_heads = false, int64_t kv_heads = 4) {
+    Problem problem = ProblemOf({kv_heads, rows, rows, 64, false});
+    problem.q_heads = kv_heads * group;
     BackwardUse use;
     use.threads = threads;
     use.share_heads = share_heads;
@@ -331,6 +331,7 @@ TEST(Plan, GroupedHeads) {
   EXPECT_EQ(plan_of(1, 1024, 1).sequences[0].splits, 4);
   EXPECT_EQ(plan_of(4, 1024, 1).sequences[0].splits, 2);
   EXPECT_EQ(plan_of(4, 1024, 16).sequences[0].splits, 2);
+  EXPECT_EQ(plan_of(16, 1024, 16, false, 1).sequences[0].splits, 4);
   // 512 bytes for each query of a head.
   EXPECT_TRUE(plan_of(4, 4096, 1).by_queries);
   EXPECT_TRUE(plan_of(32, 512, 1).by_queries);

@@ -68,13 +68,16 @@ void DrawGradients(Random& r, AttentionCase* c) {
   if (!wide && r.Chance(0.2)) c->out_dtype = DType::kF32;
 }
 
-void DrawVarlen(Random& r, AttentionCase* c) {
-  const int64_t sequences = r.Integer(1, 5);
+void DrawVarlen(Random& r, bool large, AttentionCase* c) {
+  const int64_t sequences = r.Integer(1, large ? 3 : 5);
+  const auto length = [&] {
+    return r.Pick(large && r.Chance(0.6) ? kManyRows : kRows);
+  };
   for (int64_t n = 0; n < sequences; ++n) {
-    c->lengths_q.push_back(r.Pick(kRows));
+    c->lengths_q.push_back(length());
     c->lengths_k.push_back(c->packing == Packing::kQkv || r.Chance(0.4)
                                ? c->lengths_q.back()
-                               : r.Pick(kRows));
+                               : length());
   }
   c->prefix_dtype = r.Chance(0.5) ? DType::kI32 : DType::kI64;
   c->padded_lse = r.Chance(0.4);
@@ -92,9 +95,9 @@ void DrawBias(Random& r, AttentionCase* c) {
   c->accumulate_dbias = c->want_dbias && r.Chance(0.15);
 }
 
-void DrawExtras(Random& r, AttentionCase* c) {
+void DrawExtras(Random& r, bool large, AttentionCase* c) {
   if (r.Chance(0.3)) {
-    DrawVarlen(r, c);
+    DrawVarlen(r, large, c);
   } else if (r.Chance(0.4)) {
     DrawBias(r, c);
   }
@@ -135,7 +138,7 @@ AttentionCase RandomCase(uint64_t seed, const CaseOptions& options) {
   DrawLayout(r, &c);
   DrawMask(r, &c);
   DrawGradients(r, &c);
-  if (options.extras) DrawExtras(r, &c);
+  if (options.extras) DrawExtras(r, options.large, &c);
   return c;
 }
 
