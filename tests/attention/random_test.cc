@@ -51,7 +51,7 @@ TEST(AttentionRandom, AllOptions) {
 TEST(AttentionRandom, SeveralBlocks) {
   CaseOptions options;
   options.large = true;
-  RunCases(3000000, 48, options, {1, 2, 5, 16});
+  RunCases(3000000, 32, options, {1, 2, 5, 16});
 }
 
 }  // namespace
