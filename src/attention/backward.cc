@@ -121,15 +121,29 @@ class BackwardRun::Cells {
   Cells(const BackwardRun& run, Worker* worker,
         threading::Wavefront::Turn* turn)
       : run_(run), worker_(worker), turn_(turn) {}
+  // One block of keys and one run of queries, of all heads of a chain.
+  void Next(const BackwardChain& chain, int64_t query_run, int64_t key_block) {
+    const Interval blocks =
+        run_.plan_.sequences[chain.sequence_begin].queries.RunBlocks(query_run);
+    const int64_t group = run_.problem_.group();
+    for (int64_t head = chain.head_begin * group; head < chain.head_end * group;
+         ++head) {
+      for (int64_t i = chain.sequence_begin; i < chain.sequence_end; ++i) {
+        for (int64_t block = blocks.begin; block < blocks.end; ++block) {
+          Next(chain, {head, i, block, key_block});
+        }
+      }
+    }
+  }
+  void Finish() { Run(nullptr); }
+
+ private:
   void Next(const BackwardChain& chain, const Cell& cell) {
     Run(&cell);
     chain_ = chain;
     cell_ = cell;
     ++index_;
   }
-  void Finish() { Run(nullptr); }
-
- private:
   void Run(const Cell* next) {
     if (index_ < 0) return;
     run_.RunBlock(worker_, chain_, cell_, next, {turn_, index_});
@@ -160,15 +174,7 @@ void BackwardRun::RunKeys(Worker* worker, const BackwardChain& chain,
   });
   Cells cells(*this, worker, turn);
   for (int64_t run = s.queries.runs() - 1; run >= 0; --run) {
-    const Interval blocks = s.queries.RunBlocks(run);
-    for (int64_t head = chain.head_begin * problem_.group();
-         head < chain.head_end * problem_.group(); ++head) {
-      for (int64_t i = chain.sequence_begin; i < chain.sequence_end; ++i) {
-        for (int64_t block = blocks.begin; block < blocks.end; ++block) {
-          cells.Next(chain, {head, i, block, key_block});
-        }
-      }
-    }
+    cells.Next(chain, run, key_block);
   }
   cells.Finish();
   for_owned([&](int64_t sequence, int64_t head) {
@@ -182,7 +188,6 @@ void BackwardRun::RunByQueries(Worker* worker, const WavePlace& place) const {
     const BackwardSequence& s = plan_.sequences[i];
     for (int64_t kv_head = wave.head_begin; kv_head < wave.head_end;
          ++kv_head) {
-      const int64_t first_head = kv_head * problem_.group();
       for (int64_t k = 0; k < s.keys.count(); ++k) {
         PackKeys(worker, i, kv_head, k);
       }
@@ -193,16 +198,10 @@ void BackwardRun::RunByQueries(Worker* worker, const WavePlace& place) const {
       chain.head_end = chain.head_begin + 1;
       Cells cells(*this, worker, nullptr);
       for (int64_t run = s.queries.runs() - 1; run >= 0; --run) {
-        const Interval blocks = s.queries.RunBlocks(run);
         for (int64_t k = 0; k < s.keys.count(); ++k) {
           chain.split =
               static_cast<int32_t>(s.keys.Block(k).begin / s.keys.run);
-          for (int64_t head = first_head; head < first_head + problem_.group();
-               ++head) {
-            for (int64_t block = blocks.begin; block < blocks.end; ++block) {
-              cells.Next(chain, {head, i, block, k});
-            }
-          }
+          cells.Next(chain, run, k);
         }
       }
       cells.Finish();

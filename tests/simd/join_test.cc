@@ -158,7 +158,10 @@ class JoinProblem {
    public:
     Visibility(const JoinProblem& p, int64_t q0, int64_t queries, int64_t k0,
                int64_t keys)
-        : p_(p), queries_(queries), keys_(keys), stride_(queries / 32) {
+        : p_(p),
+          queries_(queries),
+          keys_(keys),
+          stride_(queries / kTileQueries) {
       for (int64_t i = 0; i < queries; ++i) {
         const int64_t end =
             p.c_.causal ? q0 + i + p.c_.keys - p.c_.queries + 1 - k0 : keys;
