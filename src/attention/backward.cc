@@ -3,13 +3,14 @@
 //
 //   pre-pass   pack Q, dO once a head; delta = rowsum(O dO) - dlse
 //   items      a key block each, in parallel:
-//                pack K, V
+//                pack K, V (by_parts in the pre-pass)
 //                for each query block, and query head of the group
 //                  S^T = K Q^T, dP^T = V dO^T, P = exp(S - lse),
 //                  dS = P (dP - delta); dV += P^T dO, dK += dS^T Q,
 //                  dQ += dS K (into the partial of the item's split)
-//                scale, round and store dK, dV
-//   reduction  dQ partials in order of their split; scale; round; store
+//                scale, round and store dK, dV (by_parts in the reduction)
+//   reduction  dQ partials in order of their split, those of dK and dV in order
+//              of their part; scale; round; store
 //
 // The items of a split take their turns at each query block, so that every sum
 // has a fixed order (threading/wavefront.h). Where many query heads share the
@@ -28,8 +29,9 @@ void BackwardRun::Execute(threading::Team& team) {
   bias_tiles_.Scan(team);
   memset(dq_touched_, 0,
          static_cast<size_t>(plan_.dq_blocks * problem_.q_heads));
-  memset(dkv_touched_, 0,
-         static_cast<size_t>(plan_.k_blocks * problem_.kv_heads));
+  memset(
+      dkv_touched_, 0,
+      static_cast<size_t>(plan_.k_blocks * problem_.kv_heads * plan_.slots()));
   if (args_.dsinks.given()) {
     std::fill_n(dsink_terms_, SinkTerms() * problem_.q_heads, 0.0);
   }
@@ -54,23 +56,40 @@ void BackwardRun::Execute(threading::Team& team) {
 }
 
 void BackwardRun::RunWave(threading::Team& team, const WavePlace& place) const {
-  // Calls run(worker, sequence, head, block) for all blocks of queries, in one
-  // step. Heads innermost, as in the plan's items: a worker then finds in its
-  // caches what it packed for its heads.
-  const int64_t heads = place.wave->heads() * problem_.group();
-  const int64_t first_head = place.wave->head_begin * problem_.group();
-  const Interval blocks = plan_.QueryBlocks(*place.wave);
-  const auto for_queries = [&](const auto& run) {
-    team.For(blocks.size() * heads, [&](int64_t item, int worker) {
-      const BlockIndex& block = plan_.query_blocks[blocks.begin + item / heads];
-      run(workers_ + worker, block.sequence, first_head + item % heads,
-          block.block);
+  // Calls for_queries(worker, sequence, head, block) for all of the wave's
+  // blocks of queries and, by_parts, for_keys(worker, sequence, kv head, block)
+  // for those of keys, in one step. Heads innermost, as in the plan's items: a
+  // worker then finds in its caches what it packed for its heads.
+  const int64_t kv_heads = place.wave->heads();
+  const int64_t heads = kv_heads * problem_.group();
+  const int64_t first_kv_head = place.wave->head_begin;
+  const int64_t first_head = first_kv_head * problem_.group();
+  const Interval query_blocks = plan_.QueryBlocks(*place.wave);
+  const Interval key_blocks = plan_.KeyBlocks(*place.wave);
+  const int64_t query_items = query_blocks.size() * heads;
+  const int64_t key_items = plan_.by_parts ? key_blocks.size() * kv_heads : 0;
+  const auto for_blocks = [&](const auto& for_queries, const auto& for_keys) {
+    team.For(query_items + key_items, [&](int64_t item, int worker) {
+      if (item < query_items) {
+        const BlockIndex& block =
+            plan_.query_blocks[query_blocks.begin + item / heads];
+        for_queries(workers_ + worker, block.sequence,
+                    first_head + item % heads, block.block);
+        return;
+      }
+      item -= query_items;
+      const BlockIndex& block =
+          plan_.key_blocks[key_blocks.begin + item / kv_heads];
+      for_keys(workers_ + worker, block.sequence,
+               first_kv_head + item % kv_heads, block.block);
     });
   };
 
-  for_queries([&](Worker* worker, int64_t s, int64_t h, int64_t b) {
-    PackQueries(worker, s, h, b);
-  });
+  for_blocks([&](Worker* worker, int64_t s, int64_t h,
+                 int64_t b) { PackQueries(worker, s, h, b); },
+             [&](Worker* worker, int64_t s, int64_t h, int64_t b) {
+               PackKeys(worker, s, h, b);
+             });
 
   if (plan_.by_queries) {
     team.For(1, [&](int64_t, int worker) {
@@ -80,11 +99,14 @@ void BackwardRun::RunWave(threading::Team& team, const WavePlace& place) const {
     RunChains(team, place);
   }
 
-  if (want_dq()) {
-    for_queries([&](Worker* worker, int64_t s, int64_t h, int64_t b) {
-      StoreQueryGradient(worker, s, h, b);
-    });
-  }
+  if (!want_dq() && !plan_.by_parts) return;
+  for_blocks(
+      [&](Worker* worker, int64_t s, int64_t h, int64_t b) {
+        if (want_dq()) StoreQueryGradient(worker, s, h, b);
+      },
+      [&](Worker* worker, int64_t s, int64_t h, int64_t b) {
+        StoreKeyGradients(worker, s, h, b);
+      });
 }
 
 void BackwardRun::RunChains(threading::Team& team,
@@ -121,31 +143,40 @@ class BackwardRun::Cells {
   Cells(const BackwardRun& run, Worker* worker,
         threading::Wavefront::Turn* turn)
       : run_(run), worker_(worker), turn_(turn) {}
-  // One block of keys and one run of queries, of all heads of a chain.
-  void Next(const BackwardChain& chain, int64_t query_run, int64_t key_block) {
+  // One block of keys and one run of queries, of a part of all kv heads of a
+  // chain.
+  void Next(const BackwardChain& chain, int64_t part, int64_t query_run,
+            int64_t key_block) {
     const Interval blocks =
         run_.plan_.sequences[chain.sequence_begin].queries.RunBlocks(query_run);
-    const int64_t group = run_.problem_.group();
-    for (int64_t head = chain.head_begin * group; head < chain.head_end * group;
-         ++head) {
-      for (int64_t i = chain.sequence_begin; i < chain.sequence_end; ++i) {
-        for (int64_t block = blocks.begin; block < blocks.end; ++block) {
-          Next(chain, {head, i, block, key_block});
+    const int64_t slot = run_.plan_.Slot(part);
+    for (int64_t kv_head = chain.head_begin; kv_head < chain.head_end;
+         ++kv_head) {
+      const Interval heads = run_.plan_.PartHeads(kv_head, part);
+      for (int64_t head = heads.begin; head < heads.end; ++head) {
+        for (int64_t i = chain.sequence_begin; i < chain.sequence_end; ++i) {
+          for (int64_t block = blocks.begin; block < blocks.end; ++block) {
+            Next(chain, {head, slot, i, block, key_block});
+          }
         }
       }
     }
   }
-  void Finish() { Run(nullptr); }
+  void Finish() {
+    Run(nullptr);
+    pending_ = false;
+  }
 
  private:
   void Next(const BackwardChain& chain, const Cell& cell) {
     Run(&cell);
     chain_ = chain;
     cell_ = cell;
+    pending_ = true;
     ++index_;
   }
   void Run(const Cell* next) {
-    if (index_ < 0) return;
+    if (!pending_) return;
     run_.RunBlock(worker_, chain_, cell_, next, {turn_, index_});
   }
 
@@ -154,6 +185,7 @@ class BackwardRun::Cells {
   threading::Wavefront::Turn* const turn_;
   BackwardChain chain_;
   Cell cell_ = {};
+  bool pending_ = false;
   int64_t index_ = -1;
 };
 
@@ -169,17 +201,28 @@ void BackwardRun::RunKeys(Worker* worker, const BackwardChain& chain,
       }
     }
   };
-  for_owned([&](int64_t sequence, int64_t head) {
-    PackKeys(worker, sequence, head, key_block);
-  });
-  Cells cells(*this, worker, turn);
-  for (int64_t run = s.queries.runs() - 1; run >= 0; --run) {
-    cells.Next(chain, run, key_block);
+  if (!plan_.by_parts) {
+    for_owned([&](int64_t sequence, int64_t head) {
+      PackKeys(worker, sequence, head, key_block);
+    });
   }
-  cells.Finish();
-  for_owned([&](int64_t sequence, int64_t head) {
-    StoreKeyGradients(worker, sequence, head, key_block);
-  });
+  Cells cells(*this, worker, turn);
+  for (int64_t part = chain.part_begin; part < chain.part_end; ++part) {
+    for (int64_t run = s.queries.runs() - 1; run >= 0; --run) {
+      cells.Next(chain, part, run, key_block);
+    }
+    cells.Finish();
+    if (part != 0 && part + 1 < chain.part_end && !plan_.by_parts) {
+      for_owned([&](int64_t sequence, int64_t head) {
+        JoinKeyGradients(worker, sequence, head, key_block);
+      });
+    }
+  }
+  if (!plan_.by_parts) {
+    for_owned([&](int64_t sequence, int64_t head) {
+      StoreKeyGradients(worker, sequence, head, key_block);
+    });
+  }
 }
 
 void BackwardRun::RunByQueries(Worker* worker, const WavePlace& place) const {
@@ -201,7 +244,7 @@ void BackwardRun::RunByQueries(Worker* worker, const WavePlace& place) const {
         for (int64_t k = 0; k < s.keys.count(); ++k) {
           chain.split =
               static_cast<int32_t>(s.keys.Block(k).begin / s.keys.run);
-          cells.Next(chain, run, k);
+          cells.Next(chain, 0, run, k);
         }
       }
       cells.Finish();
@@ -215,7 +258,7 @@ void BackwardRun::RunByQueries(Worker* worker, const WavePlace& place) const {
 void BackwardRun::RunBlock(Worker* worker, const BackwardChain& chain,
                            const Cell& cell, const Cell* next,
                            CellTurn turn) const {
-  const auto [head, sequence, query_block, key_block] = cell;
+  const auto [head, slot, sequence, query_block, key_block] = cell;
   const BackwardSequence& s = plan_.sequences[sequence];
   const int64_t kv_head = head / problem_.group();
   BlockPlace place;
@@ -242,7 +285,7 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardChain& chain,
       visible && alone && worker->bias.wanted() && worker->bias.can_stream();
   if (visible) {
     const QueryOperand q = Queries(*worker->place, sequence, head, query_block);
-    const KeyOperand k = Keys(*worker, sequence, kv_head, key_block);
+    const KeyOperand k = Keys(*worker, sequence, kv_head, slot, key_block);
     block.scratch = worker->engine_scratch;
     block.k_score = k.k_score;
     block.v_score = k.v_score;
@@ -271,7 +314,7 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardChain& chain,
     }
     if (want_dk()) block.dk = k.dk;
     if (want_dv()) block.dv = k.dv;
-    uint8_t& touched = dkv_touched_[KeyFlag(sequence, kv_head, key_block)];
+    uint8_t& touched = KeysTouched(sequence, kv_head, slot, key_block);
     block.add_to_dk = block.add_to_dv = touched != 0;
     touched = 1;
     const bool sum_keys = SharesKeys(args_.dbias, problem_);

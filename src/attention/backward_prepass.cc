@@ -57,7 +57,7 @@ void BackwardRun::PackKeys(Worker* worker, int64_t sequence, int64_t head,
   const Sequence& rows = problem_.sequences[sequence];
   const Interval keys = s.keys.Block(block);
   const int64_t padded = s.keys.Padded(keys);
-  const KeyOperand operand = Keys(*worker, sequence, head, block);
+  const KeyOperand operand = Keys(*worker, sequence, head, 0, block);
   using simd::Role;
   const auto read = [&](const ConstTensorView& view) {
     return worker->rows.Read(view, rows.batch, head, rows.k_begin + keys.begin,

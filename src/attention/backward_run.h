@@ -36,10 +36,10 @@ class BackwardRun {
     std::byte *q_score, *q_grad, *dout_score, *dout_grad;
     std::byte *lse, *delta;
   };
-  // Packed keys and values of a block, and the sums of their gradients.
+  // Packed keys and values of a block, and the partials of their gradients.
   struct KeyOperand {
     std::byte *k_score, *k_grad, *v_score;
-    std::byte *dk, *dv;
+    std::byte *dk, *dv;  // of one slot of the head
   };
   // What the workers at a wave share. Operands, statistics and accumulators are
   // [head of the wave][rows of its sequences].
@@ -49,7 +49,7 @@ class BackwardRun {
     std::byte *q_score, *q_grad, *dout_score, *dout_grad;
     std::byte *lse, *delta;
     std::byte* dq;
-    KeyOperand keys;  // of all blocks, if shared
+    KeyOperand keys;  // of all blocks, if shared; [head][slot] of dk and dv
     threading::Wavefront::Chain* chains;
     threading::Wavefront::Counter* counters;
   };
@@ -61,14 +61,15 @@ class BackwardRun {
     RowBuffers rows;
     BiasGradient bias;
     std::byte* engine_scratch;
-    KeyOperand keys;         // of one block, unless the wave's are shared
+    KeyOperand keys;         // of one block, unless the wave's are shared;
+                             // [slot] of dk and dv
     std::byte* key_sums_ds;  // dS of a block, for sums over its keys
     std::byte* k_finite;     // K of one key block without NaN and inf
   };
 
   // A block of keys and one of queries of one query head.
   struct Cell {
-    int64_t head, sequence, query_block, key_block;
+    int64_t head, slot, sequence, query_block, key_block;
   };
 
   // An item's turn at a block of queries: while it adds to what items of other
@@ -111,8 +112,9 @@ class BackwardRun {
   QueryOperand Queries(const WavePlace& place, int64_t sequence, int64_t head,
                        int64_t block) const;
   KeyOperand Keys(const Worker& worker, int64_t sequence, int64_t head,
-                  int64_t block) const;
-  KeyOperand TakeKeys(int64_t rows, Carver* carver) const;
+                  int64_t slot, int64_t block) const;
+  // Keys of `rows` rows of some heads.
+  KeyOperand TakeKeys(int64_t rows, int64_t heads, Carver* carver) const;
   // Terms of dsinks: by panels, whatever the sizes of blocks, so that a sum has
   // one order.
   int64_t SinkTerms() const {
@@ -129,6 +131,9 @@ class BackwardRun {
   // Index of a block among the flags of all blocks of all heads.
   int64_t QueryFlag(int64_t sequence, int64_t head, int64_t block) const;
   int64_t KeyFlag(int64_t sequence, int64_t head, int64_t block) const;
+  // Whether a slot of dK and dV of a block holds anything yet.
+  uint8_t& KeysTouched(int64_t sequence, int64_t head, int64_t slot,
+                       int64_t block) const;
   // The dQ partial of a split, and the flag that says whether it holds
   // anything yet.
   std::byte* QueryGradient(const WavePlace& place, int64_t sequence,
@@ -165,6 +170,9 @@ class BackwardRun {
   void RunBlock(Worker* worker, const BackwardChain& chain, const Cell& cell,
                 const Cell* next, CellTurn turn) const;
 
+  // Adds the second slot of dK and dV to the first, and leaves it empty.
+  void JoinKeyGradients(Worker* worker, int64_t sequence, int64_t head,
+                        int64_t block) const;
   // When nothing more is added to them.
   void StoreQueryGradient(Worker* worker, int64_t sequence, int64_t head,
                           int64_t block) const;

@@ -2,6 +2,7 @@
 // and stored in the caller's dtype.
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 #include "src/attention/backward_run.h"
 #include "src/attention/non_finite.h"
@@ -26,22 +27,49 @@ void BackwardRun::StoreQueryGradient(Worker* worker, int64_t sequence,
                      rows.batch, head, rows.q_begin + queries.begin);
 }
 
+void BackwardRun::JoinKeyGradients(Worker* worker, int64_t sequence,
+                                   int64_t head, int64_t block) const {
+  uint8_t& sum_touched = KeysTouched(sequence, head, 0, block);
+  uint8_t& term_touched = KeysTouched(sequence, head, 1, block);
+  if (term_touched == 0) return;
+  const Blocks& blocks = plan_.sequences[sequence].keys;
+  const int64_t rows = blocks.Padded(blocks.Block(block));
+  const KeyOperand sum = Keys(*worker, sequence, head, 0, block);
+  const KeyOperand term = Keys(*worker, sequence, head, 1, block);
+  const auto join = [&](std::byte* to, const std::byte* from, int64_t depth) {
+    const size_t bytes = engine_.key_accumulator_bytes(rows, depth);
+    if (sum_touched == 0) {
+      memcpy(to, from, bytes);
+    } else {
+      row_kernels_.add(to, from, static_cast<int64_t>(bytes / element()));
+    }
+  };
+  if (want_dk()) join(sum.dk, term.dk, problem_.head_dim);
+  if (want_dv()) join(sum.dv, term.dv, problem_.value_dim);
+  sum_touched = 1;
+  term_touched = 0;
+}
+
 void BackwardRun::StoreKeyGradients(Worker* worker, int64_t sequence,
                                     int64_t head, int64_t block) const {
   const BackwardSequence& s = plan_.sequences[sequence];
   const Sequence& rows = problem_.sequences[sequence];
   const Interval keys = s.keys.Block(block);
-  const bool touched = dkv_touched_[KeyFlag(sequence, head, block)] != 0;
-  const KeyOperand sums = Keys(*worker, sequence, head, block);
-  const auto store = [&](std::byte* gradient, double scale, bool accumulate,
-                         const TensorView& out) {
-    worker->rows.Store({{touched ? gradient : nullptr}, 1},
-                       RowBuffers::Kind::kKeys, s.keys.Padded(keys),
+  RowBuffers::Parts dk, dv;
+  for (int64_t slot = 0; slot < plan_.slots(); ++slot) {
+    if (KeysTouched(sequence, head, slot, block) == 0) continue;
+    const KeyOperand sums = Keys(*worker, sequence, head, slot, block);
+    dk.Add(sums.dk);
+    dv.Add(sums.dv);
+  }
+  const auto store = [&](const RowBuffers::Parts& parts, double scale,
+                         bool accumulate, const TensorView& out) {
+    worker->rows.Store(parts, RowBuffers::Kind::kKeys, s.keys.Padded(keys),
                        keys.size(), scale, nullptr, accumulate, out, rows.batch,
                        head, rows.k_begin + keys.begin);
   };
-  if (want_dk()) store(sums.dk, problem_.scale, args_.accumulate_dk, args_.dk);
-  if (want_dv()) store(sums.dv, 1.0, args_.accumulate_dv, args_.dv);
+  if (want_dk()) store(dk, problem_.scale, args_.accumulate_dk, args_.dk);
+  if (want_dv()) store(dv, 1.0, args_.accumulate_dv, args_.dv);
 }
 
 // A bias that broadcasts its keys: [B or 1, Hq or 1, Nq or 1, 1].

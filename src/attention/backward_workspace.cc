@@ -31,7 +31,8 @@ BackwardRun::BackwardRun(const AttentionBackwardArgs& args,
   const size_t k_blocks = static_cast<size_t>(plan.k_blocks * problem.kv_heads);
   dq_touched_ = carver->Take<uint8_t>(
       static_cast<size_t>(plan.dq_blocks * problem.q_heads));
-  dkv_touched_ = carver->Take<uint8_t>(k_blocks);
+  dkv_touched_ =
+      carver->Take<uint8_t>(k_blocks * static_cast<size_t>(plan.slots()));
   q_non_finite_ = carver->Take<uint8_t>(q_blocks);
   dout_non_finite_ = carver->Take<uint8_t>(q_blocks);
   k_non_finite_ = carver->Take<uint8_t>(k_blocks);
@@ -53,7 +54,6 @@ BackwardRun::WavePlace::WavePlace(const BackwardRun& run, Carver* carver) {
   const simd::Engine& engine = run.engine_;
   const int64_t wave_queries = plan.wave_heads * run.problem_.group();
   const int64_t q_rows = plan.wave_q_rows * wave_queries;
-  const int64_t k_rows = plan.wave_k_rows * plan.wave_heads;
   const int64_t d = run.problem_.head_dim;
   const int64_t dv = run.problem_.value_dim;
   const auto packed = [&](bool wanted, simd::Role role, int64_t depth) {
@@ -70,7 +70,8 @@ BackwardRun::WavePlace::WavePlace(const BackwardRun& run, Carver* carver) {
   dq = carver->Take(run.want_dq() ? engine.query_accumulator_bytes(
                                         plan.wave_dq_rows * wave_queries, d)
                                   : 0);
-  keys = run.TakeKeys(plan.shared_keys ? k_rows : 0, carver);
+  keys = run.TakeKeys(plan.shared_keys ? plan.wave_k_rows : 0, plan.wave_heads,
+                      carver);
   const size_t most = static_cast<size_t>(plan.wave_chains);
   chains = carver->Take<threading::Wavefront::Chain>(most);
   counters = carver->Take<threading::Wavefront::Counter>(
@@ -96,7 +97,7 @@ BackwardRun::Worker::Worker(const BackwardRun& run, Carver* carver)
   const int64_t value_dim = run.problem_.value_dim;
   engine_scratch = carver->Take(
       engine.backward_scratch_bytes(run.plan_.blocks, d, value_dim));
-  keys = run.TakeKeys(run.plan_.shared_keys ? 0 : block_keys, carver);
+  keys = run.TakeKeys(run.plan_.shared_keys ? 0 : block_keys, 1, carver);
   key_sums_ds = carver->Take(
       SharesKeys(run.args_.dbias, run.problem_)
           ? static_cast<size_t>(block_keys * run.plan_.blocks.queries) *
@@ -125,15 +126,17 @@ BackwardRun::QueryOperand BackwardRun::Queries(const WavePlace& place,
           place.delta + static_cast<size_t>(row) * element()};
 }
 
-BackwardRun::KeyOperand BackwardRun::TakeKeys(int64_t rows,
+BackwardRun::KeyOperand BackwardRun::TakeKeys(int64_t rows, int64_t heads,
                                               Carver* carver) const {
   const int64_t d = problem_.head_dim;
   const int64_t dv = problem_.value_dim;
   const auto packed = [&](bool wanted, simd::Role role, int64_t depth) {
-    return carver->Take(wanted ? engine_.packed_bytes(role, rows, depth) : 0);
+    return carver->Take(wanted ? engine_.packed_bytes(role, rows * heads, depth)
+                               : 0);
   };
   const auto sums = [&](bool wanted, int64_t depth) {
-    return carver->Take(wanted ? engine_.key_accumulator_bytes(rows, depth)
+    return carver->Take(wanted ? engine_.key_accumulator_bytes(
+                                     rows * heads * plan_.slots(), depth)
                                : 0);
   };
   KeyOperand keys;
@@ -149,24 +152,29 @@ BackwardRun::KeyOperand BackwardRun::TakeKeys(int64_t rows,
 
 BackwardRun::KeyOperand BackwardRun::Keys(const Worker& worker,
                                           int64_t sequence, int64_t head,
-                                          int64_t block) const {
-  if (!plan_.shared_keys) return worker.keys;
+                                          int64_t slot, int64_t block) const {
   const BackwardSequence& s = plan_.sequences[sequence];
-  const WavePlace& place = *worker.place;
-  const int64_t row = (head - place.wave->head_begin) * plan_.wave_k_rows +
-                      s.wave_k_row + s.keys.Block(block).begin;
+  KeyOperand keys = worker.keys;
+  int64_t packed_row = 0, sum_row = slot * plan_.blocks.keys;
+  if (plan_.shared_keys) {
+    keys = worker.place->keys;
+    const int64_t wave_head = head - worker.place->wave->head_begin;
+    const int64_t row = s.wave_k_row + s.keys.Block(block).begin;
+    packed_row = wave_head * plan_.wave_k_rows + row;
+    sum_row = (wave_head * plan_.slots() + slot) * plan_.wave_k_rows + row;
+  }
   const auto packed = [&](std::byte* base, simd::Role role, int64_t depth) {
-    return base + engine_.packed_bytes(role, row, depth);
+    return base + engine_.packed_bytes(role, packed_row, depth);
   };
   const auto sums = [&](std::byte* base, int64_t depth) {
-    return base + engine_.key_accumulator_bytes(row, depth);
+    return base + engine_.key_accumulator_bytes(sum_row, depth);
   };
   const int64_t d = problem_.head_dim;
   const int64_t dv = problem_.value_dim;
-  return {packed(place.keys.k_score, simd::Role::kScoreLeft, d),
-          packed(place.keys.k_grad, simd::Role::kGradLeft, d),
-          packed(place.keys.v_score, simd::Role::kScoreLeft, dv),
-          sums(place.keys.dk, d), sums(place.keys.dv, dv)};
+  return {packed(keys.k_score, simd::Role::kScoreLeft, d),
+          packed(keys.k_grad, simd::Role::kGradLeft, d),
+          packed(keys.v_score, simd::Role::kScoreLeft, dv), sums(keys.dk, d),
+          sums(keys.dv, dv)};
 }
 
 int64_t BackwardRun::QueryFlag(int64_t sequence, int64_t head,
@@ -177,6 +185,11 @@ int64_t BackwardRun::QueryFlag(int64_t sequence, int64_t head,
 int64_t BackwardRun::KeyFlag(int64_t sequence, int64_t head,
                              int64_t block) const {
   return head * plan_.k_blocks + plan_.sequences[sequence].k_block + block;
+}
+
+uint8_t& BackwardRun::KeysTouched(int64_t sequence, int64_t head, int64_t slot,
+                                  int64_t block) const {
+  return dkv_touched_[KeyFlag(sequence, head, block) * plan_.slots() + slot];
 }
 
 std::byte* BackwardRun::QueryGradient(const WavePlace& place, int64_t sequence,

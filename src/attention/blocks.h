@@ -13,6 +13,8 @@ namespace fa2::attention {
 // dQ partials of a head: each is Nq x D in f32, and four keep the workspace
 // within six times the size of Q, K, V and dO in bf16.
 inline constexpr int64_t kMaxSplits = 4;
+// Partials of dK and dV of a kv head.
+inline constexpr int64_t kMaxParts = 16;
 
 // Blocks of one sequence. It is cut into runs of `run` rows, these into blocks
 // of `size` rows; the last of each may have fewer.

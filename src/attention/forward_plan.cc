@@ -85,7 +85,7 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
                             static_cast<double>(problem.head_dim);
   const double least =
       LeastWave(problem, operations, plan->waves.threads(threads),
-                kForwardWaveItems, query_blocks * problem.group());
+                kForwardWaveItems, query_blocks * problem.group(), 1);
   CutWaves(problem, pairs, least, &plan->waves.list);
   int64_t steps = 0;  // items of one step
   for (Wave& wave : plan->waves.list) {

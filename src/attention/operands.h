@@ -56,7 +56,7 @@ class RowBuffers {
   // none: zeros.
   enum class Kind { kKeys, kQueries };
   struct Parts {
-    void* data[kMaxSplits] = {};
+    void* data[std::max(kMaxSplits, kMaxParts)] = {};
     int count = 0;
     void Add(void* part) { data[count++] = part; }
   };

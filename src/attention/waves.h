@@ -36,11 +36,11 @@ inline constexpr double kBackwardWaveItems = 4.0;
 inline constexpr double kForwardWaveItems = 16.0;
 
 // The least that a wave of `threads` threads is to have of a call that has so
-// many operations and, in each head, so many items, `wanted_items` of which
-// each thread is to get: in kv heads with all of their sequences, so that less
-// than 1 is a part of the sequences.
+// many operations and, in each of `parts` parts of a head, so many items,
+// `wanted_items` of which each thread is to get: in kv heads with all of their
+// sequences, so that less than 1 is a part of the sequences.
 double LeastWave(const Problem& problem, double operations, int threads,
-                 double wanted_items, int64_t items);
+                 double wanted_items, int64_t items, int64_t parts);
 
 // Whether `threads` threads are to take a head of a sequence each, and then the
 // next: where that leaves none of them idle for long. `pairs`: visible ones of

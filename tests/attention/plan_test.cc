@@ -41,11 +41,13 @@ simd::Engine EngineOf(bool joins) {
 struct Shape {
   int64_t heads, nq, nk, head_dim;
   bool causal;
+  int64_t group = 1;
 };
 
 Problem ProblemOf(const Shape& shape) {
   Problem problem;
-  problem.q_heads = problem.kv_heads = shape.heads;
+  problem.kv_heads = shape.heads;
+  problem.q_heads = shape.heads * shape.group;
   problem.head_dim = problem.value_dim = shape.head_dim;
   if (shape.causal) problem.options.causal = Causal::kBottomRight;
   Sequence sequence;
@@ -75,8 +77,8 @@ struct Sums {
   std::map<int64_t, std::vector<int64_t>> key;
 };
 
-// The sums of the first head, in the order that BackwardChain tells; checks
-// what holds within a plan.
+// The sums of the first head and, of its keys, of the first part of its group,
+// in the order that BackwardChain tells; checks what holds within a plan.
 void ReadPlan(const BackwardPlan& plan, Sums* sums) {
   const BackwardSequence& s = plan.sequences[0];
   std::vector<int> key_visits(static_cast<size_t>(s.keys.rows));
@@ -86,7 +88,7 @@ void ReadPlan(const BackwardPlan& plan, Sums* sums) {
     const BackwardChain& chain = plan.chains[c];
     const Interval blocks = s.keys.RunBlocks(chain.split);
     items += blocks.size();
-    if (chain.head_begin != 0) continue;
+    if (chain.head_begin != 0 || chain.part_begin != 0) continue;
     splits.push_back(chain.split);
     for (int64_t kb = blocks.begin; kb < blocks.end; ++kb) {
       const Interval keys = s.keys.Block(kb);
@@ -143,6 +145,7 @@ TEST_P(PlanTest, SumsDoNotDependOnThreads) {
         shapes.push_back({heads, 3000, 65, head_dim, causal});
         shapes.push_back({heads, 0, 100, head_dim, causal});
       }
+      shapes.push_back({4, 1000, 1000, head_dim, causal, 6});
     }
   }
   for (const Shape& shape : shapes) {
@@ -150,6 +153,7 @@ TEST_P(PlanTest, SumsDoNotDependOnThreads) {
     for (const bool fixed : {false, true}) {
       Sums alone;
       simd::BlockSizes sizes;
+      int64_t parts = 0;
       for (const int threads : {1, 2, 3, 8, 16, 64}) {
         SCOPED_TRACE("heads " + std::to_string(shape.heads) + " nq " +
                      std::to_string(shape.nq) + " nk " +
@@ -179,9 +183,11 @@ TEST_P(PlanTest, SumsDoNotDependOnThreads) {
         }
         if (threads == 1) {
           alone = sums;
+          parts = plan.parts;
           sizes = {plan.sequences[0].keys.size, plan.sequences[0].queries.size};
           continue;
         }
+        EXPECT_EQ(plan.parts, parts);
         EXPECT_EQ(sums.query, alone.query);
         EXPECT_EQ(sums.key, alone.key);
         if (fixed) {
@@ -313,32 +319,85 @@ TEST(Plan, HeadsAlone) {
   EXPECT_FALSE(alone(16, {0}, 2));
 }
 
-// Heads that share their keys: larger splits; and where their queries are many
-// one worker passes the keys by them, in a workspace that holds all keys.
+// Heads that share their keys: several threads work through parts of their
+// group, whatever its size; and where their queries are many one worker passes
+// the keys by them. The workspace of a wave holds all keys then.
 TEST(Plan, GroupedHeads) {
   const auto plan_of = [](int64_t group, int64_t rows, int threads,
-                          bool share_heads = false, int64_t kv_heads = 4) {
-    Problem problem = ProblemOf({kv_heads, rows, rows, 64, false});
-    problem.q_heads = kv_heads * group;
+                          bool share_heads = false, int64_t kv_heads = 4,
+                          bool joins = true) {
+    const Problem problem = ProblemOf({kv_heads, rows, rows, 64, false, group});
     BackwardUse use;
     use.threads = threads;
     use.share_heads = share_heads;
     BackwardPlan plan;
-    PlanBackward(problem, EngineOf(true), use, &plan);
-    EXPECT_EQ(plan.shared_keys, plan.by_queries || share_heads);
+    PlanBackward(problem, EngineOf(joins), use, &plan);
+    EXPECT_EQ(plan.shared_keys,
+              plan.by_queries || plan.by_parts || share_heads);
+    EXPECT_FALSE(plan.by_parts && plan.by_queries);
+    if (plan.waves.threads(threads) > 1) {
+      EXPECT_EQ(plan.by_parts, plan.parts > 1);
+      EXPECT_FALSE(plan.by_queries);
+    }
+    // Each query head is in one part of one kv head.
+    int64_t heads = 0;
+    for (int64_t kv_head = 0; kv_head < kv_heads; ++kv_head) {
+      for (int64_t part = 0; part < plan.parts; ++part) {
+        const Interval of_part = plan.PartHeads(kv_head, part);
+        EXPECT_EQ(of_part.begin, heads);
+        EXPECT_FALSE(of_part.empty());
+        heads = of_part.end;
+      }
+    }
+    EXPECT_EQ(heads, kv_heads * group);
+    // A chain for each part, or for all of a kv head.
+    std::map<std::pair<int64_t, int64_t>, int> chains;
+    for (const BackwardChain& chain : plan.chains) {
+      for (int64_t h = chain.head_begin; h < chain.head_end; ++h) {
+        for (int64_t part = chain.part_begin; part < chain.part_end; ++part) {
+          if (chain.split == 0) ++chains[{h, part}];
+        }
+      }
+    }
+    EXPECT_EQ(static_cast<int64_t>(chains.size()), kv_heads * plan.parts);
+    for (const auto& [part, count] : chains) EXPECT_EQ(count, 1);
     return plan;
   };
   EXPECT_EQ(plan_of(1, 1024, 1).sequences[0].splits, 4);
   EXPECT_EQ(plan_of(4, 1024, 1).sequences[0].splits, 2);
   EXPECT_EQ(plan_of(4, 1024, 16).sequences[0].splits, 2);
-  EXPECT_EQ(plan_of(16, 1024, 16, false, 1).sequences[0].splits, 4);
-  // 512 bytes for each query of a head.
-  EXPECT_TRUE(plan_of(4, 4096, 1).by_queries);
-  EXPECT_TRUE(plan_of(32, 512, 1).by_queries);
-  EXPECT_FALSE(plan_of(4, 4000, 1).by_queries);
-  EXPECT_FALSE(plan_of(1, 65536, 1).by_queries);
-  EXPECT_FALSE(plan_of(4, 4096, 2).by_queries);
-  EXPECT_FALSE(plan_of(4, 4096, 1, true).by_queries);
+  EXPECT_EQ(plan_of(16, 1024, 16, false, 1).sequences[0].splits, 2);
+  for (const int threads : {1, 2, 16}) {
+    EXPECT_EQ(plan_of(1, 1024, threads).parts, 1);
+    EXPECT_EQ(plan_of(4, 1024, threads).parts, 4);
+    EXPECT_EQ(plan_of(3, 1024, threads).parts, 3);
+    EXPECT_EQ(plan_of(7, 1024, threads).parts, 7);
+    EXPECT_EQ(plan_of(15, 1024, threads).parts, 8);
+    EXPECT_EQ(plan_of(71, 1024, threads, false, 1).parts, 16);
+    EXPECT_EQ(plan_of(4, 1024, threads, true).parts, 1);
+    EXPECT_EQ(plan_of(4, 1024, threads, false, 15).parts, 2);
+    EXPECT_EQ(plan_of(4, 1024, threads, false, 16).parts, 1);
+    EXPECT_EQ(plan_of(4, 64, threads).parts, 1);  // 2.6 million operations
+    EXPECT_EQ(plan_of(4, 1024, threads, false, 4, false).parts, 1);
+  }
+  // Of one part a worker has one slot for dK and dV, of more two.
+  EXPECT_EQ(plan_of(1, 1024, 1).slots(), 1);
+  EXPECT_EQ(plan_of(4, 1024, 1).slots(), 2);
+  EXPECT_EQ(plan_of(4, 1024, 16).slots(), 4);
+  // Far queries: 512 bytes for each of a head, 8 MiB, or 16 MiB where blocks
+  // join. Parts are worked through one by one then.
+  for (const bool joins : {false, true}) {
+    const int64_t kv_heads = joins ? 16 : 4;
+    const int64_t group = joins ? 8 : 4;
+    EXPECT_TRUE(plan_of(group, 4096, 1, false, kv_heads, joins).by_queries);
+    EXPECT_TRUE(plan_of(8 * group, 512, 1, false, kv_heads, joins).by_queries);
+    EXPECT_FALSE(plan_of(group, 4000, 1, false, kv_heads, joins).by_queries);
+    EXPECT_FALSE(plan_of(1, 65536, 1, false, kv_heads, joins).by_queries);
+    EXPECT_FALSE(plan_of(group, 4096, 16, false, kv_heads, joins).by_queries);
+    EXPECT_FALSE(plan_of(group, 4096, 1, true, kv_heads, joins).by_queries);
+  }
+  EXPECT_TRUE(plan_of(8, 4096, 1).by_parts);
+  EXPECT_FALSE(plan_of(8, 4000, 1).by_parts);
 }
 
 // What the work is shared out by: every pair of a block that is seen counts.

@@ -98,12 +98,49 @@ TEST_F(AttentionWaves, BiasGradient) {
   }
 }
 
-// More packed queries of one kv head than caches hold, 8 MiB: who has a wave
-// for itself passes all keys by one run of them after another.
+// Groups of heads that AMX cuts into parts, all and some of seven heads, with a
+// partial of dK and dV each.
+TEST_F(AttentionWaves, PartsOfGroups) {
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    AttentionCase c;
+    c.dtype = dtype;
+    c.kv_heads = 2;
+    c.heads = 14;
+    c.nq = c.nk = 130;  // 9 items: four parts
+    c.head_dim = c.value_dim = 64;
+    Expect(c);
+    if (CasesOfSixteen() < 16) continue;
+    c.causal = Causal::kBottomRight;
+    c.grad_dtype = DType::kF32;
+    c.accumulate_dk = c.accumulate_dv = true;
+    Expect(c);
+    c.grad_dtype = {};
+    c.nq = 200;
+    c.nk = 420;
+    // Steep slopes hide keys from some heads alone.
+    c.causal = Causal::kNone;
+    c.alibi = c.want_dalibi = true;
+    c.dropout_p = 0.3;
+    c.want_dk = dtype == DType::kBF16;
+    Expect(c);
+    // Queries see none of the first keys.
+    c.alibi = c.want_dalibi = false;
+    c.window_left = 70;
+    c.want_dk = true;
+    c.want_dv = false;
+    c.bias = dtype;
+    c.want_dbias = true;
+    Expect(c);
+  }
+}
+
+// More packed queries of one kv head than caches hold, 16 MiB (8 MiB but for
+// AMX): who has a wave for itself passes all keys by one run of them after
+// another.
 AttentionCase ManyQueries(DType dtype) {
   AttentionCase c;
   c.dtype = dtype;
-  c.heads = 8;
+  c.heads = 16;
   c.nq = dtype == DType::kF64 ? 140 : dtype == DType::kBF16 ? 520 : 270;
   c.nk = 288;  // two blocks of every engine and more
   c.head_dim = c.value_dim = 256;
@@ -116,8 +153,14 @@ TEST_F(AttentionWaves, ManyQueriesOfAKvHead) {
     if (CasesOfSixteen() < 16 && dtype != DType::kF64) continue;
     AttentionCase c = ManyQueries(dtype);
     c.causal = Causal::kBottomRight;
-    Expect(c);
-    if (CasesOfSixteen() < 16) continue;
+    // Among so many sequences AMX cuts no heads into parts.
+    AttentionCase packed = c;
+    packed.lengths_q.assign(16, 2);
+    packed.lengths_k.assign(16, 3);
+    packed.lengths_q[5] = c.nq;
+    packed.lengths_k[5] = c.nk;
+    Expect(packed);
+    if (CasesOfSixteen() < 16 || c.nq == 270) continue;
     c.causal = Causal::kNone;
     c.window_left = 60;
     c.window_right = 40;
@@ -136,6 +179,7 @@ TEST_F(AttentionWaves, ManyQueriesOfAKvHead) {
 TEST(AttentionWavesAlone, ManyQueriesOfAKvHead) {
   if (CasesOfSixteen() < 16) GTEST_SKIP() << "4 million queries' elements";
   AttentionCase c = ManyQueries(DType::kF64);
+  c.heads = 8;
   c.batch = 16;
   c.nk = 7;
   const Contexts contexts({1, 2});
