@@ -212,7 +212,8 @@ void BackwardRun::RunKeys(Worker* worker, const BackwardChain& chain,
       cells.Next(chain, part, run, key_block);
     }
     cells.Finish();
-    if (part != 0 && part + 1 < chain.part_end && !plan_.by_parts) {
+    // The last one is added when it is stored.
+    if (part != 0 && part + 1 < chain.part_end) {
       for_owned([&](int64_t sequence, int64_t head) {
         JoinKeyGradients(worker, sequence, head, key_block);
       });

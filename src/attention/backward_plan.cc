@@ -15,8 +15,8 @@ constexpr double kLeastOperations = 16e6;
 // The threads that blocks are cut for where the number of them must not matter.
 constexpr int kUsualThreads = 16;
 // Packed queries of a group of heads, in bytes, that a core's share of L3 does
-// not hold beside what else it works on; and where blocks join, which are some
-// five times as large, so that queries come as often less.
+// not hold beside what else it works on; and where blocks join: with some five
+// times as many keys in a block, queries are read a fifth as often.
 constexpr size_t kFarQueries = 8 << 20;
 constexpr size_t kFarQueriesOfJoined = 16 << 20;
 
