@@ -6,7 +6,7 @@
 #include "src/c_api/boundary.h"
 #include "src/compat/checks.h"
 #include "src/context/context_impl.h"
-#include "src/simd/round_bf16.h"
+#include "src/simd/rowwise/round_bf16.h"
 
 namespace fa2::compat {
 namespace {

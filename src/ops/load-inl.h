@@ -14,7 +14,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "src/ops/bf16.h"
-#include "src/simd/store-inl.h"
+#include "src/simd/math/store-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::ops::HWY_NAMESPACE {

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "fa2/types.h"
+#include "src/common/integers.h"
 
 namespace fa2::ops {
 
@@ -54,8 +55,6 @@ struct RowRange {
 inline RowRange ItemRows(int64_t item, int64_t rows_per_item, int64_t rows) {
   return {item * rows_per_item, std::min(rows, (item + 1) * rows_per_item)};
 }
-
-constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Rows an item: about 128 KiB of a row array, some 10 us of memory traffic,
 // which hides the cost of fetching an item.

@@ -17,7 +17,7 @@
 #include <cstdint>
 
 #include "fa2/types.h"
-#include "src/simd/staging.h"
+#include "src/simd/score_types.h"
 
 namespace fa2::simd {
 
@@ -75,7 +75,7 @@ struct ScoreOptions {
   const void* visible_end = nullptr;
   ScoreStream mask_stream;  // engines that do not take it get a bias
   // [query panel][key][query in panel], as produced by the staging functions of
-  // score_staging.h; panels are Engine::query_panel wide and key_rows rows
+  // rowwise/staging.h; panels are Engine::query_panel wide and key_rows rows
   // high.
   const void* bias = nullptr;     // added; -inf masks
   RowsAhead bias_ahead;           // what will be staged next

@@ -1,9 +1,9 @@
 #include "src/simd/engines.h"
 
-#include "src/simd/amx_engine.h"
-#include "src/simd/amx_target.h"
-#include "src/simd/bf16dot_engine.h"
-#include "src/simd/bf16dot_target.h"
+#include "src/simd/amx/engine.h"
+#include "src/simd/amx/target.h"
+#include "src/simd/lane/bf16dot_engine.h"
+#include "src/simd/lane/bf16dot_target.h"
 
 namespace fa2::simd {
 namespace {

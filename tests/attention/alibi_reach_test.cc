@@ -1,6 +1,6 @@
 // Which tiles ALiBi leaves out: none that holds a probability, and most of
 // those that do not.
-#include "src/attention/alibi_reach.h"
+#include "src/attention/scores/alibi_reach.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Stands in for the library's AMX engines: the same kernels on tile registers
 // in software, so that the suites run on them on any CPU with AVX-512.
-#include "src/simd/amx_engine.h"
+#include "src/simd/amx/engine.h"
 #include "tests/simd/amx_emulated.h"
 
 namespace fa2::simd {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "fa2/attention.h"
-#include "src/attention/mask.h"
+#include "src/attention/call/mask.h"
 
 namespace fa2::attention {
 namespace {

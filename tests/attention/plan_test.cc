@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "fa2/attention.h"
-#include "src/attention/backward_plan.h"
-#include "src/attention/forward_plan.h"
-#include "src/attention/problem.h"
+#include "src/attention/call/problem.h"
+#include "src/attention/schedule/backward_plan.h"
+#include "src/attention/schedule/forward_plan.h"
 #include "src/simd/engine.h"
 
 namespace fa2::attention {

@@ -5,15 +5,15 @@
 #include "hwy/foreach_target.h"
 // After foreach_target.h, which sets the target.
 #include "hwy/highway.h"
-#include "src/simd/amx_target.h"
+#include "src/simd/amx/target.h"
 // For every target, so that their guards take turns.
-#include "src/simd/exp-inl.h"
-#include "src/simd/philox-inl.h"
+#include "src/simd/math/exp-inl.h"
+#include "src/simd/math/philox-inl.h"
+#include "src/simd/math/transpose-inl.h"
 #include "src/simd/target.h"
-#include "src/simd/transpose-inl.h"
 
 #if FA2_AMX_TARGET != 0 && HWY_TARGET == FA2_AMX_TARGET
-#include "src/simd/amx_instances-inl.h"
+#include "src/simd/amx/instances-inl.h"
 #endif
 
 #include <cmath>

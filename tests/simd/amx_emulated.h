@@ -2,7 +2,7 @@
 #ifndef FA2_TESTS_SIMD_AMX_EMULATED_H_
 #define FA2_TESTS_SIMD_AMX_EMULATED_H_
 
-#include "src/simd/amx_engine.h"
+#include "src/simd/amx/engine.h"
 
 namespace fa2::simd {
 

@@ -13,8 +13,8 @@
 #include "hwy/foreach_target.h"
 // After foreach_target.h, which sets the target.
 #include "hwy/highway.h"
-#include "src/simd/load-inl.h"
-#include "src/simd/store-inl.h"
+#include "src/simd/math/load-inl.h"
+#include "src/simd/math/store-inl.h"
 #include "src/simd/target.h"
 
 HWY_BEFORE_NAMESPACE();

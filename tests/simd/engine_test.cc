@@ -1,14 +1,15 @@
 // Every matrix engine, on every instruction set that this CPU has, against
 // double loops, a block at a time.
+#include "src/simd/amx/engine.h"
+
 #include <gtest/gtest.h>
 
 #include <sstream>
 #include <string>
 #include <vector>
 
-#include "src/simd/amx_engine.h"
-#include "src/simd/bf16dot_engine.h"
 #include "src/simd/engines.h"
+#include "src/simd/lane/bf16dot_engine.h"
 #include "src/simd/target.h"
 #include "tests/simd/amx_emulated.h"
 #include "tests/simd/engine_block.h"

@@ -14,7 +14,7 @@
 #include "hwy/foreach_target.h"
 // After foreach_target.h, which sets the target.
 #include "hwy/highway.h"
-#include "src/simd/exp-inl.h"
+#include "src/simd/math/exp-inl.h"
 #include "src/simd/target.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/simd/amx_engine.h"
+#include "src/simd/amx/engine.h"
 #include "tests/simd/amx_emulated.h"
 #include "tests/simd/block_arrays.h"
 

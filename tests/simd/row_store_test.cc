@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "src/common/half.h"
-#include "src/simd/amx_engine.h"
-#include "src/simd/bf16dot_engine.h"
+#include "src/simd/amx/engine.h"
 #include "src/simd/engine.h"
+#include "src/simd/lane/bf16dot_engine.h"
 #include "tests/simd/amx_emulated.h"
 
 namespace fa2::simd {

@@ -1,0 +1,68 @@
+// Sentences and tests about tensor views, for checking calls.
+#ifndef FA2_SRC_ATTENTION_CALL_CHECK_H_
+#define FA2_SRC_ATTENTION_CALL_CHECK_H_
+
+#include <array>
+#include <initializer_list>
+#include <string>
+
+#include "fa2/status.h"
+#include "fa2/types.h"
+
+// Returns from a function that returns Status, unless the expression is ok.
+#define FA2_RETURN_IF_ERROR(expression)                                        \
+  do {                                                                         \
+    if (Status fa2_status = (expression); !fa2_status.ok()) return fa2_status; \
+  } while (false)
+
+namespace fa2::attention {
+
+// "[2, 4, 128, 64]"
+std::string ShapeText(const std::array<int64_t, 4>& sizes);
+
+// A tensor as an error names it.
+struct NamedView {
+  const char* name;
+  ConstTensorView view;
+};
+
+// The tensors of a call, without memory from the heap: a short call would
+// notice it.
+class NamedViews {
+ public:
+  NamedViews() = default;
+  NamedViews(std::initializer_list<NamedView> views) {
+    for (const NamedView& view : views) Add(view);
+  }
+  // Those that are not given are left out.
+  void Add(const NamedView& view) {
+    if (view.view.given()) views_[static_cast<size_t>(size_++)] = view;
+  }
+  const NamedView* begin() const { return views_.data(); }
+  const NamedView* end() const { return views_.data() + size_; }
+
+ private:
+  // A backward call has 13 inputs and 6 outputs.
+  std::array<NamedView, 16> views_;
+  int size_ = 0;
+};
+
+// Sizes not negative, the span of its elements within 63 bits, data given
+// unless there are no elements.
+Status CheckView(const NamedView& tensor);
+
+Status CheckDType(const NamedView& tensor, std::initializer_list<DType> allowed,
+                  const char* why);
+
+// `meaning` says what the shape must be, e.g. "[B, Hq, Nq, D] of q".
+Status CheckShape(const NamedView& tensor,
+                  const std::array<int64_t, 4>& expected, const char* meaning);
+
+// No two elements of one output in one place; no output in the place of another
+// output or of an input. Views that interleave (slices of one packed buffer)
+// are told apart.
+Status CheckOverlap(const NamedViews& outputs, const NamedViews& inputs);
+
+}  // namespace fa2::attention
+
+#endif  // FA2_SRC_ATTENTION_CALL_CHECK_H_

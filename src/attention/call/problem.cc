@@ -1,0 +1,53 @@
+#include "src/attention/call/problem.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+namespace fa2::attention {
+
+int64_t Problem::most_keys() const {
+  int64_t most = 0;
+  for (const Sequence& sequence : sequences) {
+    most = std::max(most, sequence.mask.MostKeys());
+  }
+  return most;
+}
+
+double Problem::pairs() const {
+  double pairs = 0.0;
+  for (const Sequence& sequence : sequences) pairs += sequence.mask.Pairs();
+  return pairs;
+}
+
+simd::Rows RowsOf(const ConstTensorView& view, int64_t batch, int64_t head,
+                  int64_t first, int64_t count) {
+  simd::Rows rows;
+  rows.data = At(view, batch, head, first);
+  rows.dtype = view.dtype;
+  rows.stride = view.strides[2];
+  rows.rows = count;
+  rows.depth = view.sizes[3];
+  return rows;
+}
+
+double AlibiSlope(const Problem& problem, int64_t sequence, int64_t head) {
+  const ConstTensorView& slopes = problem.options.alibi_slopes;
+  float slope;
+  memcpy(&slope, At(slopes, slopes.sizes[0] == 1 ? 0 : sequence, head, 0),
+         sizeof(slope));
+  return static_cast<double>(slope);
+}
+
+RowStart StatisticsStart(const Problem& problem, const ConstTensorView& view,
+                         int64_t sequence) {
+  const Sequence& s = problem.sequences[static_cast<size_t>(sequence)];
+  const bool padded =
+      problem.variable_length &&
+      view.sizes !=
+          std::array<int64_t, 4>{1, problem.q_heads, problem.q.sizes[2], 1};
+  if (padded) return {sequence, 0};
+  return {s.batch, s.q_begin};
+}
+
+}  // namespace fa2::attention

@@ -1,0 +1,112 @@
+#include "src/attention/schedule/forward_plan.h"
+
+#include <algorithm>
+
+#include "src/attention/schedule/workers.h"
+
+namespace fa2::attention {
+namespace {
+
+// The most queries of an item where several threads share them out. For one
+// alone K and V come from L3 less often if it takes more (AMX, N 4096: D 64 844
+// -> 861, D 128 1,033 -> 1,071, D 256 with half as many 1,181 -> 1,268
+// GFLOP/s); on 16 threads, two of which share an L2, more gain nothing.
+constexpr int64_t kSharedQueries = 256;
+
+// Adds the items of a wave.
+void ListItems(const Problem& problem, Wave* wave, ForwardPlan* plan) {
+  wave->begin = static_cast<int64_t>(plan->items.size());
+  for (int64_t i = wave->sequence_begin; i < wave->sequence_end; ++i) {
+    const Sequence& s = problem.sequences[i];
+    const Blocks& queries = plan->sequences[i].queries;
+    for (int64_t block = 0; block < queries.count(); ++block) {
+      const double cost = s.mask.Pairs(queries.Block(block), {0, s.nk()});
+      for (int64_t head = wave->head_begin * problem.group();
+           head < wave->head_end * problem.group(); ++head) {
+        plan->items.push_back({static_cast<int32_t>(i),
+                               static_cast<int32_t>(head),
+                               static_cast<int32_t>(block),
+                               static_cast<int32_t>(plan->items.size()), cost});
+      }
+    }
+  }
+  wave->end = static_cast<int64_t>(plan->items.size());
+  std::sort(plan->items.begin() + wave->begin, plan->items.end(),
+            [](const ForwardItem& a, const ForwardItem& b) {
+              return a.cost != b.cost ? a.cost > b.cost : a.rank < b.rank;
+            });
+}
+
+}  // namespace
+
+void PlanForward(const Problem& problem, const simd::Engine& engine,
+                 int threads, ForwardPlan* plan) {
+  plan->sequences.clear();
+  plan->key_blocks.clear();
+  plan->waves.list.clear();
+  plan->items.clear();
+  plan->workers = 1;
+  plan->wave_heads = plan->wave_k_rows = plan->k_blocks = 0;
+  plan->blocks = {0, 0};
+  const int64_t query_unit = BlockUnit(engine.query_panel, simd::kTileQueries);
+  const int64_t key_unit = BlockUnit(engine.key_panel, simd::kTileKeys);
+  simd::BlockSizes preferred =
+      engine.forward_blocks(problem.head_dim, problem.value_dim);
+  const int64_t owners = std::max<int64_t>(
+      1, problem.q_heads * static_cast<int64_t>(problem.sequences.size()));
+  const double pairs = problem.pairs();
+  plan->waves.alone = threads > 1 && TakeHeadsAlone(problem, pairs, threads);
+  const bool as_large_as_liked =
+      plan->waves.threads(threads) == 1 && engine.blocks_join;
+  int64_t wanted = 1;
+  if (!as_large_as_liked) {
+    wanted = CeilDiv(kWantedItems, owners);
+    preferred.queries = std::min(preferred.queries, kSharedQueries);
+  }
+  int64_t query_blocks = 0;
+  for (size_t i = 0; i < problem.sequences.size(); ++i) {
+    const Sequence& s = problem.sequences[i];
+    ForwardSequence f;
+    f.keys.rows = s.nk();
+    f.queries.rows = s.nq();
+    f.keys.panel = engine.key_panel;
+    f.queries.panel = engine.query_panel;
+    f.keys.size = FitBlock(preferred.keys, s.nk(), 1, key_unit);
+    f.queries.size = FitBlock(preferred.queries, s.nq(), wanted, query_unit);
+    f.k_block = plan->k_blocks;
+    plan->k_blocks += f.keys.count();
+    ListBlocks(f.keys, i, &plan->key_blocks);
+    plan->blocks.keys = std::max(plan->blocks.keys, f.keys.size);
+    plan->blocks.queries = std::max(plan->blocks.queries, f.queries.size);
+    plan->sequences.push_back(f);
+    query_blocks += f.queries.count();
+  }
+  const double operations = 4.0 * pairs * static_cast<double>(problem.q_heads) *
+                            static_cast<double>(problem.head_dim);
+  const double least =
+      LeastWave(problem, operations, plan->waves.threads(threads),
+                kForwardWaveItems, query_blocks * problem.group(), 1);
+  CutWaves(problem, pairs, least, &plan->waves.list);
+  int64_t steps = 0;  // items of one step
+  for (Wave& wave : plan->waves.list) {
+    if (wave.head_begin == 0) {
+      int64_t rows = 0;
+      for (int64_t i = wave.sequence_begin; i < wave.sequence_end; ++i) {
+        plan->sequences[i].wave_k_row = rows;
+        rows += plan->sequences[i].keys.padded();
+      }
+      plan->wave_k_rows = std::max(plan->wave_k_rows, rows);
+    }
+    plan->wave_heads = std::max(plan->wave_heads, wave.heads());
+    ListItems(problem, &wave, plan);
+    steps = std::max({steps, wave.end - wave.begin,
+                      2 * plan->KeyBlocks(wave).size() * wave.heads()});
+  }
+  SortAlone(&plan->waves);
+  if (plan->waves.alone) {
+    steps = static_cast<int64_t>(plan->waves.list.size());
+  }
+  plan->workers = UsefulWorkers(threads, operations, steps);
+}
+
+}  // namespace fa2::attention

@@ -1,0 +1,87 @@
+// What the scores of one block need beside Q and K: tile states, visible
+// intervals, positions, staged bias and dropout. Forward and backward share it.
+#ifndef FA2_SRC_ATTENTION_SCORES_BLOCK_SCORES_H_
+#define FA2_SRC_ATTENTION_SCORES_BLOCK_SCORES_H_
+
+#include <cstdint>
+
+#include "src/attention/call/problem.h"
+#include "src/attention/scores/alibi_reach.h"
+#include "src/attention/scores/bias_tiles.h"
+#include "src/simd/engine.h"
+#include "src/simd/rowwise/staging.h"
+#include "src/threading/scratch_layout.h"
+
+namespace fa2::attention {
+
+// Rows of one block: the sequence's queries and keys, and both padded to the
+// engine's panels.
+struct BlockPlace {
+  int64_t sequence = 0;
+  int64_t head = 0;  // query head
+  Interval queries;
+  Interval keys;
+  int64_t padded_queries = 0;
+  int64_t padded_keys = 0;
+  // The block of the same sequence that comes next, if any does: its bias is
+  // asked for in good time.
+  int64_t next_head = 0;
+  Interval next_queries;
+  Interval next_keys;
+};
+
+// One worker's buffers. `largest` bounds every block.
+class BlockScores {
+ public:
+  BlockScores(const Problem& problem, const simd::Engine& engine,
+              const simd::StagingKernels& staging, const BiasTiles& bias_tiles,
+              const AlibiReach& alibi_reach, const simd::BlockSizes& largest,
+              bool want_alibi_gradient, Carver* carver);
+
+  // Fills everything of `block` but the operands and the engine's scratch;
+  // false when no element is visible.
+  bool Prepare(const BlockPlace& place, simd::Block* block);
+
+  simd::StagedShape Shape(const BlockPlace& place) const;
+
+ private:
+  template <typename T>
+  bool PrepareAs(const BlockPlace& place, simd::Block* block);
+
+  // The bias is a mask, which the engine reads where tiles are kPartial.
+  bool MasksByTiles() const {
+    return engine_.streams_scores && bias_tiles_.is_mask();
+  }
+
+  // What the block after `place` will stage of its bias.
+  simd::RowsAhead BiasAhead(const BlockPlace& place) const;
+
+  // What the tiles of a block are.
+  struct TileSum {
+    bool all_visible = true;
+    bool hidden = true;         // all of them
+    bool some_by_bias = false;  // bias, or a mask, is to be looked at
+  };
+  // `in_range`: every query sees all keys, but for bias. `reach_ends`:
+  // AlibiReach may hide some.
+  TileSum FindTiles(const BlockPlace& place, bool in_range, bool reach_ends);
+
+  const Problem& problem_;
+  const simd::Engine& engine_;
+  const simd::StagingKernels& staging_;
+  const BiasTiles& bias_tiles_;
+  const AlibiReach& alibi_reach_;
+  bool positions_;
+  int64_t tile_stride_;
+  simd::TileState* tiles_;
+  void* visible_begin_;
+  void* visible_end_;
+  void* position_;
+  void* bias_ = nullptr;
+  void* dropout_ = nullptr;
+  bool stream_dropout_;
+};
+
+}  // namespace fa2::attention
+
+#endif  // FA2_SRC_ATTENTION_SCORES_BLOCK_SCORES_H_

@@ -1,0 +1,151 @@
+// Engines made of the AMX kernels: one for each way to hold values in bf16
+// terms, for one class of tile registers.
+
+// Included for one Highway target only, amx/target.h.
+#ifndef FA2_SRC_SIMD_AMX_INSTANCES_INL_H_
+#define FA2_SRC_SIMD_AMX_INSTANCES_INL_H_
+
+#include "src/simd/amx/backward/block-inl.h"
+#include "src/simd/amx/engine.h"
+#include "src/simd/amx/forward/block-inl.h"
+#include "src/simd/amx/unpack-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd::HWY_NAMESPACE {
+
+// kInput: bf16 terms of Q, K, V and dO; kProbability: of P; kGradient: of dS.
+// The last two decide the accuracy, and with it which products of terms are
+// left out (kScoreLimit: of S) and how good the exponential has to be.
+template <class TilesClass, int kInput, int kProbability, int kGradient,
+          int kScoreLimit = kProbability>
+struct AmxVariant {
+  using Tiles = TilesClass;
+  static constexpr int kInputTerms = kInput;
+  static constexpr int kProbabilityTerms = kProbability;
+  static constexpr int kGradientTerms = kGradient;
+  static constexpr int kTermLimit = kProbability;
+  static constexpr int kScoreTermLimit = kScoreLimit;
+  static constexpr bool kFast = kGradient == 1;
+  // Degree of RoughExp2; 0: Exp2. Where P is rounded to bf16, 2e-3, degree 3
+  // adds 0.07% to the error of out.
+  static constexpr int kExpDegree = kProbability == 1   ? 3
+                                    : kProbability == 2 ? 4
+                                                        : 0;
+};
+
+// Blocks: K, V, K^T, dK and dV of the keys, Q and dO (packed twice) and dQ of
+// the queries and dS of a chunk stay in a 2 MiB L2 (1.3 to 1.7 MiB).
+template <class Variant>
+BlockSizes AmxBackwardBlocks(int64_t head_dim, int64_t value_dim) {
+  const int64_t depth = amx::DepthTiles(std::max(head_dim, value_dim));
+  constexpr int kTerms = Variant::kInputTerms;
+  if constexpr (kTerms == 1) {
+    if (depth <= 2) return {1024, 512};
+    if (depth <= 4) return {512, 256};
+    return {256, depth <= 8 ? 256 : 128};
+  }
+  if (depth <= 2) return {kTerms == 2 ? 512 : 256, 256};
+  if (depth <= 4) return {256, kTerms == 2 ? 256 : 128};
+  return {128, 128};
+}
+
+// Forward keeps no gradients: K and V stream from L2 for every 32 queries, and
+// from L3 for every block of them.
+template <class Variant>
+BlockSizes AmxForwardBlocks(int64_t head_dim, int64_t value_dim) {
+  const int64_t depth = amx::DepthTiles(std::max(head_dim, value_dim));
+  constexpr int kParts = Variant::kInputTerms == 1   ? 1
+                         : Variant::kInputTerms == 2 ? 2
+                                                     : 4;
+  const int64_t rows = (depth <= 4 ? 1024 : 512) / kParts;
+  return {rows, rows};
+}
+
+template <class Variant>
+size_t AmxPackedBytes(Role, int64_t rows, int64_t depth) {
+  return static_cast<size_t>(
+      amx::PackedBytes(rows, depth, Variant::kInputTerms));
+}
+
+inline size_t AmxAccumulatorBytes(int64_t rows, int64_t depth) {
+  return static_cast<size_t>(amx::AccumulatorBytes(rows, depth));
+}
+
+template <class Variant>
+size_t AmxBackwardScratchBytes(const BlockSizes& blocks, int64_t head_dim,
+                               int64_t value_dim) {
+  int64_t bytes = 0;
+  WithBackwardSteps(head_dim, value_dim, [&](auto steps) {
+    bytes = BackwardPass<Variant, steps>::ScratchBytes(blocks, head_dim);
+  });
+  return static_cast<size_t>(bytes);
+}
+
+template <class Variant>
+size_t AmxForwardScratchBytes(const BlockSizes& blocks, int64_t head_dim,
+                              int64_t /*value_dim*/) {
+  int64_t bytes = 0;
+  WithSteps(amx::DepthTiles(head_dim), [&](auto steps) {
+    bytes = ForwardScratch<Variant, steps>::Bytes(amx::Panels(blocks.keys),
+                                                  amx::Panels(blocks.queries));
+  });
+  return static_cast<size_t>(bytes);
+}
+
+template <class Variant>
+const Engine* MakeAmxEngine(const char* name) {
+  static const Engine engine = [name] {
+    Engine e;
+    e.name = name;
+    e.accumulator = DType::kF32;
+    e.query_panel = amx::kPanel;
+    e.key_panel = amx::kPanel;
+    e.grad_left_is_score_left = false;
+    e.blocks_join = true;
+    e.dropout_bits = true;
+    e.streams_scores = true;
+    e.backward_blocks = &AmxBackwardBlocks<Variant>;
+    e.forward_blocks = &AmxForwardBlocks<Variant>;
+    e.packed_bytes = &AmxPackedBytes<Variant>;
+    e.pack = &Pack<typename Variant::Tiles, Variant::kInputTerms>;
+    e.pack_pair = &PackPair<typename Variant::Tiles, Variant::kInputTerms>;
+    e.key_accumulator_bytes = &AmxAccumulatorBytes;
+    e.query_accumulator_bytes = &AmxAccumulatorBytes;
+    e.unpack_key_rows = &UnpackKeyRows;
+    e.unpack_query_rows = &UnpackQueryRows;
+    e.store_key_rows = &StoreKeyRows<typename Variant::Tiles>;
+    e.store_query_rows = &StoreQueryRows<typename Variant::Tiles>;
+    e.backward_scratch_bytes = &AmxBackwardScratchBytes<Variant>;
+    e.forward_scratch_bytes = &AmxForwardScratchBytes<Variant>;
+    e.backward = &Backward<Variant>;
+    e.forward = &Forward<Variant>;
+    return e;
+  }();
+  return &engine;
+}
+
+template <class Tiles>
+const Engine* AmxEngineFor(AmxTerms terms) {
+  switch (terms) {
+    case AmxTerms::kBf16:
+      return MakeAmxEngine<AmxVariant<Tiles, 1, 1, 1>>("amx");
+    case AmxTerms::kBf16FewKeys:
+      return MakeAmxEngine<AmxVariant<Tiles, 1, 2, 1>>("amx");
+    case AmxTerms::kBf16Exact:
+      return MakeAmxEngine<AmxVariant<Tiles, 1, 3, 3>>("amx_bf16_exact");
+    case AmxTerms::kF16:
+      return MakeAmxEngine<AmxVariant<Tiles, 2, 2, 2, 3>>("amx_f16");
+    case AmxTerms::kF16Exact:
+      return MakeAmxEngine<AmxVariant<Tiles, 2, 3, 3>>("amx_f16_exact");
+    case AmxTerms::kF32High:
+      return MakeAmxEngine<AmxVariant<Tiles, 2, 2, 2>>("amx_f32_high");
+    case AmxTerms::kF32:
+      return MakeAmxEngine<AmxVariant<Tiles, 3, 3, 3>>("amx_f32");
+  }
+  return nullptr;
+}
+
+}  // namespace fa2::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // FA2_SRC_SIMD_AMX_INSTANCES_INL_H_

@@ -1,0 +1,175 @@
+// Accumulators of the AMX engines on their way out: as rows of f32, or scaled,
+// rounded and stored as rows of bf16. Layouts: amx/layout.h.
+
+// Included for one Highway target only, amx/target.h.
+#ifndef FA2_SRC_SIMD_AMX_UNPACK_INL_H_
+#define FA2_SRC_SIMD_AMX_UNPACK_INL_H_
+
+#include "src/simd/amx/pack-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd::HWY_NAMESPACE {
+
+inline void UnpackKeyRows(const void* accumulator, int64_t /*keys*/,
+                          int64_t depth, int64_t first, int64_t count,
+                          void* rows, int64_t row_stride) {
+  const int64_t columns = 2 * amx::DepthTiles(depth);
+  const uint8_t* tiles = static_cast<const uint8_t*>(accumulator);
+  for (int64_t r = 0; r < count; ++r) {
+    const int64_t row = first + r;
+    float* out = static_cast<float*>(rows) + r * row_stride;
+    for (int64_t d = 0; 16 * d < depth; ++d) {
+      const __m512 x = _mm512_load_ps(
+          tiles + ((row / 16) * columns + d) * kTileBytes + row % 16 * 64);
+      const int64_t left = depth - 16 * d;
+      if (left >= 16) {
+        _mm512_storeu_ps(out + 16 * d, x);
+      } else {
+        _mm512_mask_storeu_ps(out + 16 * d,
+                              static_cast<__mmask16>((1 << left) - 1), x);
+      }
+    }
+  }
+}
+
+inline void UnpackQueryRows(const void* accumulator, int64_t /*queries*/,
+                            int64_t depth, int64_t first, int64_t count,
+                            void* rows, int64_t row_stride) {
+  const int64_t columns = 2 * amx::DepthTiles(depth);
+  const uint8_t* tiles = static_cast<const uint8_t*>(accumulator);
+  for (int64_t panel = first / 32; 32 * panel < first + count; ++panel) {
+    for (int64_t d = 0; 16 * d < depth; ++d) {
+      const int64_t left = depth - 16 * d;
+      const __mmask16 mask = left >= 16
+                                 ? static_cast<__mmask16>(0xffff)
+                                 : static_cast<__mmask16>((1 << left) - 1);
+      for (int64_t half = 0; half < 2; ++half) {
+        const uint8_t* tile =
+            tiles + ((panel * columns + d) * 2 + half) * kTileBytes;
+        __m512 v[16];
+        LoadColumns(tile, 64, v);
+        for (int i = 0; i < 16; ++i) {
+          const int64_t r = 32 * panel + amx::QueryOfLane(half, i) - first;
+          if (r < 0 || r >= count) continue;
+          _mm512_mask_storeu_ps(
+              static_cast<float*>(rows) + r * row_stride + 16 * d, mask, v[i]);
+        }
+      }
+    }
+  }
+}
+
+// Stores `columns` of 32 bf16 from a column on; a whole line past the caches if
+// wanted (one thread: N 1,024 4 to 5% of the backward, N 2,048 3%).
+HWY_INLINE void StoreColumns(const MutableRows& out, int64_t row,
+                             int64_t column, __mmask32 columns, __m512i x) {
+  uint16_t* const to =
+      static_cast<uint16_t*>(out.data) + row * out.stride + column;
+  const bool whole_line =
+      columns == ~__mmask32{0} && reinterpret_cast<uintptr_t>(to) % 64 == 0;
+  if (out.past_caches && whole_line) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), x);
+  } else {
+    _mm512_mask_storeu_epi16(to, columns, x);
+  }
+}
+
+// Stores past the caches wait for nobody: whoever is told that the rows are
+// written must find them.
+HWY_INLINE void FinishStores(const MutableRows& out) {
+  if (out.past_caches) _mm_sfence();
+}
+
+// 16 numbers at `offset` bytes of the sum of accumulators.
+HWY_INLINE __m512 LoadSum(const void* const* accumulators, int parts,
+                          int64_t offset) {
+  const auto load = [accumulators, offset](int part) HWY_ATTR {
+    return _mm512_load_ps(static_cast<const uint8_t*>(accumulators[part]) +
+                          offset);
+  };
+  __m512 sum = load(0);
+  for (int part = 1; part < parts; ++part) sum = _mm512_add_ps(sum, load(part));
+  return sum;
+}
+
+// Rounding takes what is below 2^-126 for 0, as tile products do.
+template <class Tiles>
+void StoreKeyRows(const void* const* accumulators, int parts, int64_t depth,
+                  int64_t count, float factor, const void* row_factor,
+                  MutableRows out) {
+  const int64_t columns = 2 * amx::DepthTiles(depth);
+  const float* const factors = static_cast<const float*>(row_factor);
+  for (int64_t first = 0; first < count; first += 16) {
+    const int64_t rows = std::min<int64_t>(16, count - first);
+    for (int64_t d = 0; 16 * d < depth; d += 2) {
+      const int64_t tile = (first / 16 * columns + d) * kTileBytes;
+      const __mmask32 mask = ColumnMask(depth, 16 * d);
+      for (int64_t i = 0; i < rows; ++i) {
+        const __m512 scale = _mm512_set1_ps(
+            factors == nullptr ? factor : factor * factors[first + i]);
+        const int64_t row = tile + 64 * i;
+        const __m512i x = Tiles::RoundToBf16(
+            _mm512_mul_ps(LoadSum(accumulators, parts, row), scale),
+            _mm512_mul_ps(LoadSum(accumulators, parts, row + kTileBytes),
+                          scale));
+        StoreColumns(out, first + i, 16 * d, mask, x);
+      }
+    }
+  }
+  FinishStores(out);
+}
+
+// Pairs of rounded columns are transposed, half as much as columns of f32.
+template <class Tiles>
+void StoreQueryRows(const void* const* accumulators, int parts, int64_t depth,
+                    int64_t count, float factor, const void* row_factor,
+                    MutableRows out) {
+  const int64_t columns = 2 * amx::DepthTiles(depth);
+  const __m512i interleave = _mm512_add_epi16(
+      _mm512_and_si512(_mm512_set1_epi32(static_cast<int>(0xffff0000u)),
+                       _mm512_set1_epi16(16)),
+      _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,
+                                           12, 13, 14, 15),
+                         _mm512_set1_epi32(0x10001)));
+  for (int64_t panel = 0; 32 * panel < count; ++panel) {
+    const int64_t rows = std::min<int64_t>(32, count - 32 * panel);
+    for (int64_t half = 0; half < 2; ++half) {
+      alignas(64) float lanes[16];
+      for (int i = 0; i < 16; ++i) {
+        const int64_t r = amx::QueryOfLane(half, i);
+        lanes[i] = row_factor == nullptr || r >= rows
+                       ? factor
+                       : factor * static_cast<const float*>(
+                                      row_factor)[32 * panel + r];
+      }
+      const __m512 scale = _mm512_load_ps(lanes);
+      for (int64_t d = 0; 16 * d < depth; d += 2) {
+        const int64_t tile = ((panel * columns + d) * 2 + half) * kTileBytes;
+        __m512i v[16];
+        for (int i = 0; i < 16; ++i) {
+          // Columns 2 i and 2 i + 1 of 16 queries.
+          const int64_t pair = tile + i / 8 * 2 * kTileBytes + i % 8 * 128;
+          v[i] = _mm512_permutexvar_epi16(
+              interleave,
+              Tiles::RoundToBf16(
+                  _mm512_mul_ps(LoadSum(accumulators, parts, pair), scale),
+                  _mm512_mul_ps(LoadSum(accumulators, parts, pair + 64),
+                                scale)));
+        }
+        Transpose16x16(v);
+        const __mmask32 mask = ColumnMask(depth, 16 * d);
+        for (int i = 0; i < 16; ++i) {
+          const int64_t r = amx::QueryOfLane(half, i);
+          if (r >= rows) continue;
+          StoreColumns(out, 32 * panel + r, 16 * d, mask, v[i]);
+        }
+      }
+    }
+  }
+  FinishStores(out);
+}
+
+}  // namespace fa2::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // FA2_SRC_SIMD_AMX_UNPACK_INL_H_

@@ -1,0 +1,36 @@
+// The F32 engine on every Highway target.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/simd/lane/f32_engine.cc"
+#include "hwy/foreach_target.h"
+// After foreach_target.h, which sets the target.
+#include "hwy/highway.h"
+#include "src/simd/lane/engine-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd {
+namespace HWY_NAMESPACE {
+
+const Engine* GetF32Engine() {
+  return LaneEngine<MultiplyAdd<float>>::Get("f32", DType::kF32);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fa2::simd
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+
+#include "src/simd/engines.h"
+#include "src/simd/target.h"
+
+namespace fa2::simd {
+
+HWY_EXPORT(GetF32Engine);
+
+const Engine* F32Engine(int64_t targets) {
+  return FA2_TARGET_FUNCTION(GetF32Engine, targets)();
+}
+
+}  // namespace fa2::simd
+
+#endif  // HWY_ONCE

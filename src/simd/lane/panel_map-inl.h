@@ -1,0 +1,91 @@
+// Which parts of a block of keys x queries are visible, in panels of queries.
+
+// Per-target include guard.
+#if defined(FA2_SRC_SIMD_LANE_PANEL_MAP_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FA2_SRC_SIMD_LANE_PANEL_MAP_INL_H_
+#undef FA2_SRC_SIMD_LANE_PANEL_MAP_INL_H_
+#else
+#define FA2_SRC_SIMD_LANE_PANEL_MAP_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+
+#include "hwy/highway.h"
+#include "src/simd/engine.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd {
+namespace HWY_NAMESPACE {
+
+// Half-open range of rows, columns or panels.
+struct Range {
+  size_t begin = 0;
+  size_t end = 0;
+  bool empty() const { return begin >= end; }
+};
+
+// Which parts of a block are visible, in units of (16 keys, one panel).
+class PanelMap {
+ public:
+  PanelMap(const Block& block, size_t panel_width)
+      : block_(block),
+        width_(panel_width),
+        groups_((static_cast<size_t>(block.keys) + kTileKeys - 1) / kTileKeys),
+        panels_(static_cast<size_t>(block.queries) / panel_width) {}
+
+  size_t groups() const { return groups_; }
+  size_t panels() const { return panels_; }
+
+  TileState State(size_t group, size_t panel) const {
+    if (block_.tiles == nullptr) return TileState::kVisible;
+    const size_t first = panel * width_ / kTileQueries;
+    const size_t last = ((panel + 1) * width_ - 1) / kTileQueries;
+    const TileState* row = block_.tiles + group * block_.tile_stride;
+    const TileState state = row[first];
+    for (size_t tile = first + 1; tile <= last; ++tile) {
+      if (row[tile] != state) return TileState::kPartial;
+    }
+    return state;
+  }
+
+  // Hull of the key rows that a panel sees.
+  Range Keys(size_t panel) const {
+    const auto hidden = [&](size_t g) {
+      return State(g, panel) == TileState::kHidden;
+    };
+    const size_t keys = static_cast<size_t>(block_.keys);
+    if (block_.tiles == nullptr) return {0, keys};
+    Range range{0, groups_};
+    while (!range.empty() && hidden(range.begin)) ++range.begin;
+    while (!range.empty() && hidden(range.end - 1)) --range.end;
+    return {range.begin * kTileKeys, std::min(range.end * kTileKeys, keys)};
+  }
+
+  // Hull of the panels that see any of the key rows [begin, end).
+  Range Panels(size_t begin, size_t end) const {
+    if (block_.tiles == nullptr) return {0, panels_};
+    const size_t first = begin / kTileKeys;
+    const size_t last = (end - 1) / kTileKeys;
+    const auto hidden = [&](size_t panel) {
+      for (size_t g = first; g <= last; ++g) {
+        if (State(g, panel) != TileState::kHidden) return false;
+      }
+      return true;
+    };
+    Range range{0, panels_};
+    while (!range.empty() && hidden(range.begin)) ++range.begin;
+    while (!range.empty() && hidden(range.end - 1)) --range.end;
+    return range;
+  }
+
+ private:
+  const Block& block_;
+  const size_t width_, groups_, panels_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fa2::simd
+HWY_AFTER_NAMESPACE();
+
+#endif

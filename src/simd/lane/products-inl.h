@@ -1,0 +1,302 @@
+// The products of the engines made of vector lanes: S^T and dP^T, dV and dK,
+// dQ^T and O^T, each for one panel of queries or all keys of a block, by
+// register blocks.
+
+// Per-target include guard.
+#if defined(FA2_SRC_SIMD_LANE_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FA2_SRC_SIMD_LANE_PRODUCTS_INL_H_
+#undef FA2_SRC_SIMD_LANE_PRODUCTS_INL_H_
+#else
+#define FA2_SRC_SIMD_LANE_PRODUCTS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+#include "hwy/highway.h"
+#include "src/simd/engine.h"
+#include "src/simd/lane/pack-inl.h"
+#include "src/simd/lane/panel_map-inl.h"
+#include "src/simd/lane/register_block-inl.h"
+#include "src/simd/lane/staggered_blocks-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// What the next product reads, or what follows the block's operand in memory:
+// the next block's. It comes from L3, which holds all of Q, dO and dQ when L2
+// holds a block of them; without being asked for it costs a tenth of the time.
+struct Ahead {
+  const void* data = nullptr;
+  size_t bytes = 0;
+  // Product::next_step of `blocks` register blocks of `steps` steps.
+  size_t Step(size_t blocks, size_t steps) const {
+    const size_t turns = blocks * (steps / kTurn);
+    return data == nullptr || turns == 0 ? 0 : (bytes + turns - 1) / turns;
+  }
+};
+
+// To memory; meanwhile asks for rows that are elsewhere, a few lines before
+// each register block. All at once they would wait for one another: a core has
+// some 24 lines under way (Bf16Dot with a bias, forward, D 128: 30.4 -> 26.0
+// ms).
+class ToMemoryAhead : public ToMemory {
+ public:
+  // Over `blocks` register blocks, at least one.
+  ToMemoryAhead(const RowsAhead& rows, size_t blocks)
+      : left_(rows),
+        lines_(rows.rows * ((rows.bytes + kLine - 1) / kLine) /
+                   static_cast<int64_t>(blocks) +
+               1) {}
+
+  void Begin() {
+    for (int64_t i = 0; i < lines_ && left_.rows > 0; ++i) {
+      PrefetchL2(left_.data + at_);
+      at_ += kLine;
+      if (at_ >= left_.bytes) {
+        at_ = 0;
+        left_.data += left_.stride;
+        --left_.rows;
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kLine = 64;
+  RowsAhead left_;
+  int64_t at_ = 0;  // in the first row left
+  int64_t lines_;   // at a time
+};
+
+// Register blocks of so many rows.
+constexpr size_t RowBlocksOf(size_t rows) {
+  return (rows + kBlockRows - 1) / kBlockRows;
+}
+
+// Rows of the next register block of `left`. Two rows of two vectors are too
+// few sums to hide the latency of a multiply-add: the last eight are 4 + 4.
+constexpr size_t RowsOfBlock(size_t left) {
+  const bool halves = kBlockVectors == 2 && left == kBlockRows + 2;
+  return halves ? left / 2 : std::min(kBlockRows, left);
+}
+
+// Rows of a product in register blocks. C += A B where A is by rows (kUnitStep)
+// or by columns.
+template <class Op, bool kUnitStep, class D, class Sink>
+HWY_INLINE void RowBlocks(D d, size_t rows, size_t vectors,
+                          Product<typename Op::Element, typename Op::Sum> p,
+                          Sink& sink) {
+  const size_t a_row = kUnitStep ? p.a_row : 1;
+  size_t taken;
+  for (size_t row = 0; row < rows; row += taken) {
+    sink.Begin();
+    taken = RowsOfBlock(rows - row);
+    AnyRegisterBlock<Op, kUnitStep>(d, taken, vectors, p);
+    p.a += taken * a_row;
+    p.c += taken * p.c_row;
+    p.next += NextBytes(p);
+  }
+}
+
+// Rows of A B, an even number, and all columns of a panel, into a sink.
+template <class Op, class D, class Sink>
+HWY_INLINE void RowBlocksInto(D d, size_t rows,
+                              Product<typename Op::Element, typename Op::Sum> p,
+                              Sink sink) {
+  constexpr size_t kVectors = kBlockVectors;
+  if constexpr (Sink::kStaggers) {
+    const size_t blocks = rows / kBlockRows;
+    if (blocks > 0 && p.steps >= kLeastStaggeredSteps) {
+      StaggeredBlocks<Op>(d, blocks, p, sink);
+      rows -= blocks * kBlockRows;
+      p.a += blocks * kBlockRows * p.a_row;
+      p.next += blocks * NextBytes(p);
+      sink.Advance(blocks * kBlockRows);
+    }
+  }
+  for (; rows >= kBlockRows; rows -= kBlockRows) {
+    RegisterBlock<Op, true, kBlockRows, kVectors>(d, p, sink);
+    p.a += kBlockRows * p.a_row;
+    p.next += NextBytes(p);
+    sink.Advance(kBlockRows);
+  }
+  if (rows == 4) {
+    RegisterBlock<Op, true, 4, kVectors>(d, p, sink);
+  } else if (rows == 2) {
+    RegisterBlock<Op, true, 2, kVectors>(d, p, sink);
+  }
+}
+
+template <class Op>
+struct LaneProducts {
+  using T = typename Op::Sum;
+  using Element = typename Op::Element;
+  using Scores = typename Op::Scores;
+  using ScoreElement = typename Scores::Element;
+  using D = EngineTag<T>;
+  using Prod = Product<Element, T>;
+  static constexpr size_t kPerLane = Op::kPerLane;
+
+  static const T* Ptr(const void* p) { return static_cast<const T*>(p); }
+  static T* Ptr(void* p) { return static_cast<T*>(p); }
+  static const Element* Packed(const void* p) {
+    return static_cast<const Element*>(p);
+  }
+  static const ScoreElement* PackedScores(const void* p) {
+    return static_cast<const ScoreElement*>(p);
+  }
+
+  // Deep heads are summed in parts: 128 steps of a panel of 64 f32 or pairs are
+  // 32 KiB, which L1 holds while all key rows pass.
+  static constexpr size_t kDepthPart = 128 * sizeof(float) / sizeof(T);
+
+  // The same for S. A scale of more than twice the usual 1 / sqrt(D) makes
+  // large scores, whose rounding the exponential magnifies: shorter sums, by a
+  // third less wrong, then pay for reading and writing S twice as often.
+  static size_t ScoreDepthPart(const Block& block) {
+    const double scores = std::abs(block.score.scale) *
+                          std::sqrt(static_cast<double>(block.head_dim));
+    return scores > 2.0 ? 32 : kDepthPart;
+  }
+
+  // One panel of S^T = L R (rows `keys` of the block, all columns of the
+  // panel), `out` its first row. A sink that is not memory takes sums over the
+  // whole depth: its steps must not exceed depth_part.
+  template <class Sink>
+  static HWY_INLINE void ScorePanel(D d, const ScoreElement* left,
+                                    const ScoreElement* right, size_t depth,
+                                    size_t depth_part, const Range& keys,
+                                    const Ahead& ahead, T* HWY_RESTRICT out,
+                                    Sink& sink) {
+    const size_t width = PanelWidth(d);
+    const size_t steps = Steps<Scores>(depth);
+    const size_t stride = ScoreStride<Scores>(d, depth);
+    const size_t blocks = RowBlocksOf(keys.end - keys.begin);
+    const size_t next_step = ahead.Step(blocks, steps);
+    const char* next = static_cast<const char*>(ahead.data);
+    for (size_t part = 0; part == 0 || part < steps; part += depth_part) {
+      const Product<ScoreElement, T> p{left + keys.begin * stride + part,
+                                       stride,
+                                       1,
+                                       0,
+                                       right + part * width,
+                                       out,
+                                       width,
+                                       std::min(depth_part, steps - part),
+                                       1,
+                                       part > 0,
+                                       nullptr,
+                                       next,
+                                       next_step};
+      if constexpr (Sink::kIsMemory) {
+        RowBlocks<Scores, true>(d, keys.end - keys.begin, kBlockVectors, p,
+                                sink);
+      } else {
+        RowBlocksInto<Scores>(d, keys.end - keys.begin, p, sink);
+      }
+      next += blocks * NextBytes(p);
+    }
+  }
+
+  // dV += P^T dO or dK += dS^T Q for all keys of the block. `left` is
+  // [panel][key][Steps(W)], `right` kGradRight, `sum` [key][RowStride(depth)].
+  static HWY_INLINE void KeyGradient(D d, const Block& block,
+                                     const PanelMap& map, const Element* left,
+                                     const Element* right, size_t depth,
+                                     bool add, const Ahead& after,
+                                     T* HWY_RESTRICT sum) {
+    const size_t width = PanelWidth(d);
+    const size_t steps = width / kPerLane;
+    const size_t lanes = hn::Lanes(d);
+    const size_t keys = static_cast<size_t>(block.keys);
+    const size_t queries = static_cast<size_t>(block.queries);
+    const size_t stride = RowStride(d, depth);
+    // A panel of `right` (queries x 64 f32 = 32 KiB at 128 queries) stays in
+    // L1 while all key rows pass.
+    for (size_t c0 = 0; c0 < stride; c0 += width) {
+      const size_t panel_width = std::min(width, stride - c0);
+      const Element* panel = right + c0 * (queries / kPerLane);
+      Ahead ahead = after;
+      if (c0 + width < stride) {
+        ahead.data = panel + panel_width * (queries / kPerLane);
+        ahead.bytes = std::min(width, stride - c0 - width) *
+                      (queries / kPerLane) * sizeof(Element);
+      }
+      const size_t next_step =
+          ahead.Step(RowBlocksOf(keys), queries / kPerLane);
+      const char* next = static_cast<const char*>(ahead.data);
+      size_t rows;
+      for (size_t row = 0; row < keys; row += rows) {
+        rows = RowsOfBlock(keys - row);
+        const Range panels = map.Panels(row, row + rows);
+        T* c = sum + row * stride + c0;
+        if (panels.empty()) {
+          if (!add) {
+            for (size_t r = 0; r < rows; ++r) {
+              std::fill_n(c + r * stride, panel_width, T(0));
+            }
+          }
+          continue;
+        }
+        const Prod p{left + (panels.begin * keys + row) * steps,
+                     steps,
+                     1,
+                     keys * steps,
+                     panel + panels.begin * steps * panel_width,
+                     c,
+                     stride,
+                     steps,
+                     panels.end - panels.begin,
+                     add,
+                     nullptr,
+                     next,
+                     next_step};
+        next += NextBytes(p);
+        AnyRegisterBlock<Op, true>(d, rows, panel_width / lanes, p);
+      }
+    }
+  }
+
+  // One panel of dQ^T += K^T dS^T or O^T = factor O^T + V^T P^T: `left`
+  // kGradLeft, `right` [Steps(key)][W], `sum` [depth][W], `factor` [W].
+  static HWY_INLINE void QueryPanel(D d, const Element* left,
+                                    const Element* right, size_t depth,
+                                    const Range& keys, bool add,
+                                    const T* factor, const Ahead& ahead,
+                                    T* HWY_RESTRICT sum) {
+    const size_t width = PanelWidth(d);
+    const size_t stride = RowStride(d, depth);
+    if (keys.empty()) {
+      if (!add) std::fill_n(sum, depth * width, T(0));
+      return;
+    }
+    // Ranges begin and end with whole steps: they are multiples of 16 keys, or
+    // of the block's, which key_panel divides.
+    const size_t first = keys.begin / kPerLane;
+    const Prod p{
+        left + first * stride,
+        1,
+        stride,
+        0,
+        right + first * width,
+        sum,
+        width,
+        (keys.end - keys.begin) / kPerLane,
+        1,
+        add,
+        factor,
+        static_cast<const char*>(ahead.data),
+        ahead.Step(RowBlocksOf(depth), (keys.end - keys.begin) / kPerLane)};
+    ToMemory sink;
+    RowBlocks<Op, false>(d, depth, kBlockVectors, p, sink);
+  }
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fa2::simd
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,116 @@
+// Reading rows of any float dtype as vectors of f32 or f64.
+
+// Per-target include guard.
+#if defined(FA2_SRC_SIMD_MATH_LOAD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FA2_SRC_SIMD_MATH_LOAD_INL_H_
+#undef FA2_SRC_SIMD_MATH_LOAD_INL_H_
+#else
+#define FA2_SRC_SIMD_MATH_LOAD_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "fa2/types.h"
+#include "hwy/highway.h"
+#include "src/simd/math/f16-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Storage tags: what an element is in memory.
+struct StoredF32 {
+  using Type = float;
+};
+struct StoredF64 {
+  using Type = double;
+};
+struct StoredBF16 {
+  using Type = uint16_t;
+};
+struct StoredF16 {
+  using Type = uint16_t;
+};
+
+// Selects an overload by the width of D's lanes.
+template <class D, size_t kBytes>
+using IfLaneBytes = std::enable_if_t<sizeof(hn::TFromD<D>) == kBytes, int>;
+
+// Unaligned load of Lanes(d) elements as f32.
+template <class D, IfLaneBytes<D, 4> = 0>
+HWY_INLINE hn::Vec<D> LoadWide(D d, StoredF32, const float* p) {
+  return hn::LoadU(d, p);
+}
+template <class D, IfLaneBytes<D, 4> = 0>
+HWY_INLINE hn::Vec<D> LoadWide(D d, StoredBF16, const uint16_t* p) {
+  const hn::Rebind<uint16_t, D> d16;
+  const hn::RebindToUnsigned<D> du;
+  return hn::BitCast(d,
+                     hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, p))));
+}
+template <class D, IfLaneBytes<D, 4> = 0>
+HWY_INLINE hn::Vec<D> LoadWide(D d, StoredF16, const uint16_t* p) {
+  return LoadF16(d, p);
+}
+template <class D, IfLaneBytes<D, 4> = 0>
+HWY_INLINE hn::Vec<D> LoadWide(D d, StoredF64, const double* p) {
+  HWY_ALIGN float narrow[HWY_MAX_BYTES / sizeof(float)];
+  for (size_t i = 0; i < hn::Lanes(d); ++i) {
+    narrow[i] = static_cast<float>(p[i]);
+  }
+  return hn::Load(d, narrow);
+}
+// Widened to f64; 16 bits by way of f32.
+template <class D, IfLaneBytes<D, 8> = 0>
+HWY_INLINE hn::Vec<D> LoadWide(D d, StoredF64, const double* p) {
+  return hn::LoadU(d, p);
+}
+template <class D, class Stored, IfLaneBytes<D, 8> = 0>
+HWY_INLINE hn::Vec<D> LoadWide(D d, Stored tag,
+                               const typename Stored::Type* p) {
+  const hn::Rebind<float, D> d32;
+  return hn::PromoteTo(d, LoadWide(d32, tag, p));
+}
+
+// The first `count` < Lanes(d) elements, zeros behind them; reads no byte past
+// them.
+template <class D, class Stored>
+HWY_INLINE hn::Vec<D> LoadWideTail(D d, Stored tag,
+                                   const typename Stored::Type* p,
+                                   size_t count) {
+  HWY_ALIGN typename Stored::Type buffer[HWY_MAX_BYTES / 2] = {};
+  memcpy(buffer, p, count * sizeof(buffer[0]));
+  return LoadWide(d, tag, buffer);
+}
+
+// Calls visit(tag) with the storage tag of any float dtype.
+template <class Visitor>
+HWY_INLINE void WithAnyStored(DType dtype, const Visitor& visit) {
+  if (dtype == DType::kBF16) return visit(StoredBF16());
+  if (dtype == DType::kF16) return visit(StoredF16());
+  if (dtype == DType::kF64) return visit(StoredF64());
+  return visit(StoredF32());
+}
+
+// The same for the dtypes of tensors that are computed in T.
+template <typename T, class Visitor>
+HWY_INLINE void WithStored(DType dtype, const Visitor& visit) {
+  if constexpr (sizeof(T) == 8) {
+    if (dtype == DType::kF64) return visit(StoredF64());
+    return visit(StoredF32());
+  } else {
+    if (dtype == DType::kBF16) return visit(StoredBF16());
+    if (dtype == DType::kF16) return visit(StoredF16());
+    return visit(StoredF32());
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fa2::simd
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,184 @@
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/simd/rowwise/rows.cc"
+#include "hwy/foreach_target.h"
+// After foreach_target.h, which sets the target.
+#include "hwy/highway.h"
+#include "src/simd/math/load-inl.h"
+#include "src/simd/math/store-inl.h"
+#include "src/simd/rowwise/rows.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::simd {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <typename T>
+struct RowFunctions {
+  using D = hn::ScalableTag<T>;
+  using V = hn::Vec<D>;
+
+  template <class Stored>
+  static HWY_INLINE V LoadSome(D d, Stored tag, const typename Stored::Type* p,
+                               size_t left) {
+    return left >= hn::Lanes(d) ? LoadWide(d, tag, p)
+                                : LoadWideTail(d, tag, p, left);
+  }
+
+#if HWY_TARGET != HWY_SCALAR
+  // sum + the products of 2 Lanes(d) bf16 each. A lane takes an even and an odd
+  // element: shifts and masks where widening in order would shuffle.
+  static HWY_INLINE V DotPairs(D d, const uint16_t* a, const uint16_t* b,
+                               V sum) {
+    const hn::Repartition<uint16_t, D> d16;
+    const hn::RebindToUnsigned<D> du;
+    const auto pairs_a = hn::BitCast(du, hn::LoadU(d16, a));
+    const auto pairs_b = hn::BitCast(du, hn::LoadU(d16, b));
+    const auto high = hn::Set(du, 0xFFFF0000u);
+    sum = hn::MulAdd(hn::BitCast(d, hn::ShiftLeft<16>(pairs_a)),
+                     hn::BitCast(d, hn::ShiftLeft<16>(pairs_b)), sum);
+    return hn::MulAdd(hn::BitCast(d, hn::And(pairs_a, high)),
+                      hn::BitCast(d, hn::And(pairs_b, high)), sum);
+  }
+#endif
+
+  template <class StoredA, class StoredB>
+  static void DotOf(StoredA tag_a, StoredB tag_b, const Rows& a, const Rows& b,
+                    T* sums) {
+    const D d;
+    const size_t lanes = hn::Lanes(d);
+    const size_t depth = static_cast<size_t>(a.depth);
+    for (int64_t r = 0; r < a.rows; ++r) {
+      const auto* pa =
+          static_cast<const typename StoredA::Type*>(a.data) + r * a.stride;
+      const auto* pb =
+          static_cast<const typename StoredB::Type*>(b.data) + r * b.stride;
+      V sum = hn::Zero(d);
+      size_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+      if constexpr (std::is_same_v<StoredA, StoredBF16> &&
+                    std::is_same_v<StoredB, StoredBF16> && sizeof(T) == 4) {
+        for (; i + 2 * lanes <= depth; i += 2 * lanes) {
+          sum = DotPairs(d, pa + i, pb + i, sum);
+        }
+      }
+#endif
+      for (; i < depth; i += lanes) {
+        sum = hn::MulAdd(LoadSome(d, tag_a, pa + i, depth - i),
+                         LoadSome(d, tag_b, pb + i, depth - i), sum);
+      }
+      sums[r] = hn::GetLane(hn::SumOfLanes(d, sum));
+    }
+  }
+
+  static void Dot(const Rows& a, const Rows& b, void* sums) {
+    WithStored<T>(a.dtype, [&](auto tag_a) {
+      WithStored<T>(b.dtype, [&](auto tag_b) {
+        DotOf(tag_a, tag_b, a, b, static_cast<T*>(sums));
+      });
+    });
+  }
+
+  template <class Stored>
+  static void StoreAs(Stored tag, const T* rows, int64_t row_stride,
+                      int64_t count, int64_t depth, double factor,
+                      const T* row_factor, bool add, const MutableRows& out) {
+    const D d;
+    const size_t lanes = hn::Lanes(d);
+    const size_t columns = static_cast<size_t>(depth);
+    HWY_ALIGN T tail[HWY_MAX_BYTES / sizeof(T)] = {};
+    for (int64_t r = 0; r < count; ++r) {
+      const T* in = rows + r * row_stride;
+      auto* to = static_cast<typename Stored::Type*>(out.data) + r * out.stride;
+      const V scale =
+          hn::Mul(hn::Set(d, static_cast<T>(factor)),
+                  hn::Set(d, row_factor == nullptr ? T(1) : row_factor[r]));
+      for (size_t i = 0; i < columns; i += lanes) {
+        const size_t left = columns - i;
+        if (left >= lanes) {
+          V v = hn::Mul(hn::LoadU(d, in + i), scale);
+          if (add) v = hn::Add(v, LoadWide(d, tag, to + i));
+          StoreNarrow(d, tag, v, to + i);
+        } else {
+          memcpy(tail, in + i, left * sizeof(T));
+          V v = hn::Mul(hn::Load(d, tail), scale);
+          if (add) v = hn::Add(v, LoadWideTail(d, tag, to + i, left));
+          StoreNarrowTail(d, tag, v, to + i, left);
+        }
+      }
+    }
+  }
+
+  static void Store(const void* rows, int64_t row_stride, int64_t count,
+                    int64_t depth, double factor, const void* row_factor,
+                    bool add, const MutableRows& out) {
+    WithAnyStored(out.dtype, [&](auto tag) {
+      StoreAs(tag, static_cast<const T*>(rows), row_stride, count, depth,
+              factor, static_cast<const T*>(row_factor), add, out);
+    });
+  }
+
+  static void Add(void* sum, const void* term, int64_t count) {
+    const D d;
+    const size_t lanes = hn::Lanes(d);
+    T* HWY_RESTRICT to = static_cast<T*>(sum);
+    const T* HWY_RESTRICT from = static_cast<const T*>(term);
+    const size_t n = static_cast<size_t>(count);
+    size_t i = 0;
+    for (; i + lanes <= n; i += lanes) {
+      hn::StoreU(hn::Add(hn::LoadU(d, to + i), hn::LoadU(d, from + i)), d,
+                 to + i);
+    }
+    for (; i < n; ++i) to[i] += from[i];
+  }
+
+  static void Widen(const Rows& row, void* out) {
+    WithStored<T>(row.dtype, [&](auto tag) {
+      using Stored = decltype(tag);
+      const D d;
+      const size_t lanes = hn::Lanes(d);
+      const size_t depth = static_cast<size_t>(row.depth);
+      const auto* in = static_cast<const typename Stored::Type*>(row.data);
+      T* to = static_cast<T*>(out);
+      size_t i = 0;
+      for (; i + lanes <= depth; i += lanes) {
+        hn::StoreU(LoadWide(d, tag, in + i), d, to + i);
+      }
+      if (i < depth) {
+        HWY_ALIGN T tail[HWY_MAX_BYTES / sizeof(T)];
+        hn::Store(LoadWideTail(d, tag, in + i, depth - i), d, tail);
+        memcpy(to + i, tail, (depth - i) * sizeof(T));
+      }
+    });
+  }
+
+  static const RowKernels* Get() {
+    static const RowKernels kernels = {Dot, Store, Add, Widen};
+    return &kernels;
+  }
+};
+
+const RowKernels* GetF32RowKernels() { return RowFunctions<float>::Get(); }
+const RowKernels* GetF64RowKernels() { return RowFunctions<double>::Get(); }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace fa2::simd
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+
+#include "src/simd/target.h"
+
+namespace fa2::simd {
+
+HWY_EXPORT(GetF32RowKernels);
+HWY_EXPORT(GetF64RowKernels);
+
+const RowKernels* RowKernelsFor(DType accumulator, int64_t targets) {
+  return accumulator == DType::kF64
+             ? FA2_TARGET_FUNCTION(GetF64RowKernels, targets)()
+             : FA2_TARGET_FUNCTION(GetF32RowKernels, targets)();
+}
+
+}  // namespace fa2::simd
+
+#endif  // HWY_ONCE
