@@ -94,7 +94,7 @@ class Fa2Package:
     """Runs a case with the Python package fa2 on PyTorch's tensors."""
 
     def __init__(self, case, pytorch):
-        import fa2
+        import fa2_cpu as fa2
         self.fa2, self.case = fa2, case
         self.q, self.k, self.v = (t.detach() for t in (pytorch.q, pytorch.k, pytorch.v))
         self.dout = pytorch.dout
@@ -245,7 +245,7 @@ def main():
     make_fa2 = Fa2Package
     if options.bench is None:
         try:
-            import fa2
+            import fa2_cpu as fa2
             del fa2
         except ImportError:
             options.bench = pathlib.Path(__file__).resolve().parent.parent / "build/bench/bench_attention"

@@ -6,9 +6,9 @@ ALiBi, its gradient. The padded and the packed way must agree.
 
 import argparse
 
-import fa2.flash_attn
+import fa2_cpu.flash_attn
 
-fa2.flash_attn.install_as_flash_attn()
+fa2_cpu.flash_attn.install_as_flash_attn()
 
 import torch  # noqa: E402
 from flash_attn import flash_attn_qkvpacked_func, flash_attn_varlen_qkvpacked_func  # noqa: E402

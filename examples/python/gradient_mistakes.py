@@ -7,7 +7,7 @@ dQ, dK and dV are printed: which of them are wrong, and by how much, tells mista
 
 import numpy as np
 
-import fa2
+import fa2_cpu as fa2
 
 BATCH, HEADS, KV_HEADS, QUERIES, KEYS, DIM = 1, 4, 2, 192, 256, 64
 TILE = 64

@@ -1,4 +1,4 @@
-"""JAX: fa2.jax.dot_product_attention inside a jitted training step, against jax.nn's."""
+"""JAX: fa2_cpu.jax.dot_product_attention inside a jitted training step, against jax.nn's."""
 
 import argparse
 import os
@@ -8,7 +8,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
-import fa2.jax  # noqa: E402
+import fa2_cpu.jax  # noqa: E402
 
 HEADS, DIM, VOCAB, LENGTH = 4, 32, 32, 24
 
@@ -41,7 +41,7 @@ def train(attention, steps: int) -> list[float]:
 
 def main(steps: int) -> None:
     xla = train(jax.nn.dot_product_attention, steps)
-    ours = train(fa2.jax.dot_product_attention, steps)
+    ours = train(fa2_cpu.jax.dot_product_attention, steps)
     print(f"loss after {steps} steps: jax.nn {xla[-1]:.4f}, fa2 {ours[-1]:.4f}")
     assert all(abs(a - b) < 1e-3 for a, b in zip(xla, ours)) and ours[-1] < ours[0]
 

@@ -8,7 +8,7 @@ import argparse
 
 import numpy as np
 
-import fa2
+import fa2_cpu as fa2
 
 
 def main(steps: int) -> None:

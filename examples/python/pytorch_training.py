@@ -1,6 +1,6 @@
 """PyTorch: a small transformer trained as it is, with every attention of the process on fa2.
 
-Shows fa2.torch.replace_sdpa() around code that knows nothing of fa2, torch.compile and autocast.
+Shows fa2_cpu.torch.replace_sdpa() around code that knows nothing of fa2, torch.compile and autocast.
 """
 
 import argparse
@@ -8,7 +8,7 @@ import argparse
 import torch
 import torch.nn.functional as F
 
-import fa2.torch
+import fa2_cpu.torch
 
 
 class Block(torch.nn.Module):
@@ -63,7 +63,7 @@ def train(steps: int, compiled: bool, autocast: bool) -> list[float]:
 
 def main(steps: int) -> None:
     pytorch = train(steps, compiled=False, autocast=False)
-    with fa2.torch.replace_sdpa():
+    with fa2_cpu.torch.replace_sdpa():
         replaced = train(steps, compiled=False, autocast=False)
         compiled = train(steps, compiled=True, autocast=False)
         bf16 = train(steps, compiled=False, autocast=True)

@@ -5,9 +5,9 @@ import argparse
 import torch
 from transformers import AutoModelForCausalLM, MistralConfig
 
-import fa2.hf
+import fa2_cpu.hf
 
-fa2.hf.register()
+fa2_cpu.hf.register()
 
 
 def train(implementation: str, steps: int):

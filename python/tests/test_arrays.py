@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import fa2
+import fa2_cpu as fa2
 from conftest import BOUNDS, relative_l2
 
 

@@ -1,4 +1,4 @@
-"""fa2.flash_attn: the functions of the flash-attn 2 package against the float64 oracle, and the alias."""
+"""fa2_cpu.flash_attn: the functions of the flash-attn 2 package against the float64 oracle, and the alias."""
 
 import subprocess
 import sys
@@ -7,9 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import fa2  # noqa: E402
+import fa2_cpu as fa2  # noqa: E402
 from conftest import BOUNDS, relative_l2  # noqa: E402
-from fa2 import bert_padding, flash_attn  # noqa: E402
+from fa2_cpu import bert_padding, flash_attn  # noqa: E402
 
 
 def _check(out, inputs, arrays, dtype, **options):
@@ -164,9 +164,9 @@ def test_padding():
 def test_alias():
     """Code written for flash-attn runs unchanged after one call."""
     code = """
-import fa2.flash_attn
-fa2.flash_attn.install_as_flash_attn()
-fa2.flash_attn.install_as_flash_attn()
+import fa2_cpu.flash_attn
+fa2_cpu.flash_attn.install_as_flash_attn()
+fa2_cpu.flash_attn.install_as_flash_attn()
 import importlib.util
 import torch
 import flash_attn
@@ -182,9 +182,9 @@ assert q.grad.shape == q.shape
     refused = """
 import sys, types
 sys.modules["flash_attn"] = types.ModuleType("flash_attn")
-import fa2.flash_attn
+import fa2_cpu.flash_attn
 try:
-    fa2.flash_attn.install_as_flash_attn()
+    fa2_cpu.flash_attn.install_as_flash_attn()
 except RuntimeError as error:
     assert "imported already" in str(error)
 else:

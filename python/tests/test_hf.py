@@ -5,9 +5,9 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-import fa2.hf  # noqa: E402
+import fa2_cpu.hf  # noqa: E402
 
-fa2.hf.register()
+fa2_cpu.hf.register()
 
 _SMALL = dict(
     vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -139,7 +139,7 @@ def test_bidirectional_encoder():
 def test_masks_are_not_formed():
     """Plain causal batches need no mask, padded ones one row a sequence."""
     keywords = dict(batch_size=2, q_length=33, kv_length=33, config=_config("mistral"), local_size=9)
-    assert fa2.hf._mask(**keywords) is None
+    assert fa2_cpu.hf._mask(**keywords) is None
     _, mask = _batch(0, "left")
-    assert fa2.hf._mask(attention_mask=mask.bool(), **keywords).shape == (2, 1, 1, 33)
-    assert fa2.hf._mask(attention_mask=torch.ones(2, 33, dtype=torch.bool), **keywords) is None
+    assert fa2_cpu.hf._mask(attention_mask=mask.bool(), **keywords).shape == (2, 1, 1, 33)
+    assert fa2_cpu.hf._mask(attention_mask=torch.ones(2, 33, dtype=torch.bool), **keywords) is None

@@ -1,4 +1,4 @@
-"""fa2.jax.dot_product_attention against jax.nn.dot_product_attention, with gradients, under jit."""
+"""fa2_cpu.jax.dot_product_attention against jax.nn.dot_product_attention, with gradients, under jit."""
 
 import os
 
@@ -11,8 +11,8 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
 
-import fa2  # noqa: E402
-import fa2.jax  # noqa: E402
+import fa2_cpu as fa2  # noqa: E402
+import fa2_cpu.jax  # noqa: E402
 from conftest import BOUNDS, relative_l2  # noqa: E402
 
 
@@ -49,7 +49,7 @@ def test_agrees_with_jax(rng, options, jit, biased):
         gradient = jax.grad(inner, (0, 1, 2, 3) if biased else (0, 1, 2), has_aux=True)
         return jax.jit(gradient) if jit else gradient
 
-    grads, out = loss(fa2.jax.dot_product_attention)(q, k, v, bias)
+    grads, out = loss(fa2_cpu.jax.dot_product_attention)(q, k, v, bias)
     expected_grads, expected = loss(jax.nn.dot_product_attention)(q, k, v, bias)
     assert relative_l2(out, expected) <= 3e-6
     for a, b in zip(grads, expected_grads):
@@ -59,7 +59,7 @@ def test_agrees_with_jax(rng, options, jit, biased):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_16_bit(rng, dtype):
     q, k, v = _arrays(rng, (2, 19, 4, 16), (2, 19, 2, 16), (2, 19, 2, 8), dtype=dtype)
-    out, lse = fa2.jax.dot_product_attention(q, k, v, is_causal=True, return_residual=True)
+    out, lse = fa2_cpu.jax.dot_product_attention(q, k, v, is_causal=True, return_residual=True)
     expected, expected_lse = fa2.reference.attention_forward(q, k, v, layout="bshd", causal="top_left")
     assert out.dtype == dtype and out.shape == (2, 19, 4, 8) and lse.shape == (2, 19, 4)
     assert relative_l2(out, expected) <= BOUNDS[dtype]
@@ -70,7 +70,7 @@ def test_residual_is_differentiable(rng):
     q, k, v = _arrays(rng, (19, 4, 16), (23, 2, 16), (23, 2, 16))
 
     def loss(q):
-        out, lse = fa2.jax.dot_product_attention(q, k, v, return_residual=True)
+        out, lse = fa2_cpu.jax.dot_product_attention(q, k, v, return_residual=True)
         assert out.shape == (19, 4, 16) and lse.shape == (19, 4)
         return out.sum() + lse.sum()
 
@@ -84,8 +84,8 @@ def test_residual_is_differentiable(rng):
 
 def test_vmap(rng):
     q, k, v = _arrays(rng, (3, 2, 19, 4, 16), (3, 2, 23, 2, 16), (3, 2, 23, 2, 16))
-    out = jax.vmap(fa2.jax.dot_product_attention)(q, k, v)
-    expected = [fa2.jax.dot_product_attention(*x) for x in zip(q, k, v)]
+    out = jax.vmap(fa2_cpu.jax.dot_product_attention)(q, k, v)
+    expected = [fa2_cpu.jax.dot_product_attention(*x) for x in zip(q, k, v)]
     np.testing.assert_array_equal(out, jnp.stack(expected))
 
 
@@ -96,7 +96,7 @@ def test_large_arrays_under_jit(rng):
     @jax.jit
     def chain(q):
         for _ in range(3):
-            q = fa2.jax.dot_product_attention(q @ jnp.eye(64), k, v, is_causal=True)
+            q = fa2_cpu.jax.dot_product_attention(q @ jnp.eye(64), k, v, is_causal=True)
         return q
 
     assert jnp.isfinite(jax.grad(lambda q: chain(q).sum())(q)).all()
@@ -107,13 +107,13 @@ def test_arrays_outside_of_jit(rng):
     q, k, v = _arrays(rng, (2, 4, 19, 16), (2, 2, 23, 16), (2, 2, 23, 8), dtype=jnp.bfloat16)
     out, lse = fa2.attention_forward(q, k, v)
     assert isinstance(out, jax.Array) and out.dtype == jnp.bfloat16 and isinstance(lse, jax.Array)
-    with pytest.raises(TypeError, match="fa2.jax"):
+    with pytest.raises(TypeError, match="fa2_cpu.jax"):
         jax.jit(fa2.attention_forward)(q, k, v)
 
 
 def test_errors(rng):
     q, k, v = _arrays(rng, (2, 19, 4, 16), (2, 23, 2, 16), (2, 23, 2, 16))
     with pytest.raises(TypeError, match="mask is float32"):
-        fa2.jax.dot_product_attention(q, k, v, mask=jnp.zeros((1, 1, 19, 23)))
+        fa2_cpu.jax.dot_product_attention(q, k, v, mask=jnp.zeros((1, 1, 19, 23)))
     with pytest.raises(ValueError, match="query has shape"):
-        fa2.jax.dot_product_attention(q[0, 0], k, v)
+        fa2_cpu.jax.dot_product_attention(q[0, 0], k, v)

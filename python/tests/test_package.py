@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-import fa2
+import fa2_cpu as fa2
 
 HERE = pathlib.Path(fa2.__file__).parent
 INSTALLED = (HERE / "_core.pyi").exists()
@@ -16,7 +16,7 @@ INSTALLED = (HERE / "_core.pyi").exists()
 def test_shared_libraries_come_along():
     """oneTBB is loaded from the package, as it must be on a machine that has none."""
     code = """
-import fa2
+import fa2_cpu as fa2
 print("\\n".join({line.split()[-1] for line in open("/proc/self/maps") if "libtbb" in line or "libhwy" in line}))
 """
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
@@ -40,7 +40,7 @@ import ctypes, numpy
 try:
     ctypes.CDLL("libtbb.so.12")
 except OSError:
-    import fa2
+    import fa2_cpu as fa2
     assert fa2.transpose_2d(numpy.ones((2, 3), numpy.float32)).shape == (3, 2)
     print("ran")
 """
@@ -61,7 +61,7 @@ def test_types_come_along():
 
 
 def test_imports_are_lazy():
-    code = "import sys, fa2; print([m for m in ('torch', 'jax', 'transformers', 'ml_dtypes') if m in sys.modules])"
+    code = "import sys, fa2_cpu; print([m for m in ('torch', 'jax', 'transformers', 'ml_dtypes') if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 

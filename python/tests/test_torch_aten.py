@@ -11,9 +11,9 @@ from torch.nn import attention as torch_attention  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-import fa2  # noqa: E402
-import fa2.torch  # noqa: E402
-from fa2.torch import _aten_efficient  # noqa: E402
+import fa2_cpu as fa2  # noqa: E402
+import fa2_cpu.torch  # noqa: E402
+from fa2_cpu.torch import _aten_efficient  # noqa: E402
 from conftest import relative_l2  # noqa: E402
 
 HAS_REGISTRY = hasattr(torch_attention, "activate_flash_attention_impl")
@@ -39,7 +39,7 @@ def _runs_on_fa2(function) -> bool:
 
 @pytest.fixture
 def replaced():
-    with fa2.torch.replace_sdpa():
+    with fa2_cpu.torch.replace_sdpa():
         yield
 
 
@@ -71,7 +71,7 @@ def test_every_variant_stays_fused(replaced, variant):
 
 def test_inference_mode(replaced):
     q, k, v = _qkv(2, 4, 19, 8)
-    expected = fa2.torch.scaled_dot_product_attention(q, k, v)
+    expected = fa2_cpu.torch.scaled_dot_product_attention(q, k, v)
     with torch.inference_mode():
         assert torch.equal(F.scaled_dot_product_attention(q, k, v), expected)
 
@@ -144,9 +144,9 @@ def test_replacements_nest_and_end():
     before = call()
     assert not _runs_on_fa2(call)
     fastpath = torch.backends.mha.get_fastpath_enabled()
-    permanent = fa2.torch.replace_sdpa()
+    permanent = fa2_cpu.torch.replace_sdpa()
     assert _runs_on_fa2(call)
-    with fa2.torch.replace_sdpa():
+    with fa2_cpu.torch.replace_sdpa():
         assert _runs_on_fa2(call)
     assert _runs_on_fa2(call)
     permanent.remove()

@@ -1,13 +1,13 @@
-"""fa2.torch's operators as PyTorch's own tools see them: opcheck, gradcheck, compile, autocast, generator."""
+"""fa2_cpu.torch's operators as PyTorch's own tools see them: opcheck, gradcheck, compile, autocast, generator."""
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-import fa2.torch  # noqa: E402
+import fa2_cpu.torch  # noqa: E402
 from conftest import BOUNDS, relative_l2  # noqa: E402
-from fa2.torch import scaled_dot_product_attention  # noqa: E402
+from fa2_cpu.torch import scaled_dot_product_attention  # noqa: E402
 
 
 def _tensors(dtype=torch.float32, n=19, m=23, heads=4, kv_heads=4, batch=2, dim=16, value_dim=8, seed=0):
@@ -72,7 +72,7 @@ def test_gradient_of_slopes_and_sinks():
     """f32 vectors: finite differences in f64 inputs are too coarse, the oracle is not."""
     q, k, v = _tensors(torch.float32)
     slopes, sinks = torch.rand(4, requires_grad=True), torch.randn(4, requires_grad=True)
-    out, lse = fa2.torch.attention(q, k, v, alibi_slopes=slopes, sinks=sinks)
+    out, lse = fa2_cpu.torch.attention(q, k, v, alibi_slopes=slopes, sinks=sinks)
     dout, dlse = torch.randn_like(out), torch.randn_like(lse)
     grads = torch.autograd.grad((out, lse), (q, k, v, slopes, sinks), (dout, dlse))
     options = dict(alibi_slopes=slopes, sinks=sinks)
@@ -86,7 +86,7 @@ def test_gradient_of_slopes_and_sinks():
 def test_bias_of_another_dtype(dtype, bias_dtype):
     q, k, v = _tensors(dtype)
     bias = torch.randn(1, 4, 19, 23).to(bias_dtype).requires_grad_()
-    out, lse = fa2.torch.attention(q, k, v, bias=bias)
+    out, lse = fa2_cpu.torch.attention(q, k, v, bias=bias)
     dout = torch.randn_like(out)
     (grad,) = torch.autograd.grad(out, bias, dout)
     expected = fa2.reference.attention_backward(dout, q, k, v, out, lse, bias=bias, want_dbias=True).dbias
@@ -175,7 +175,7 @@ def test_autocast():
 
 def test_matmul_precision():
     """f32 is exact at "highest"; the other settings allow `high`."""
-    from fa2.torch._ops import _resolve_precision
+    from fa2_cpu.torch._ops import _resolve_precision
 
     before = torch.get_float32_matmul_precision()
     try:
@@ -195,7 +195,7 @@ def test_gqa_options(dtype):
     """attention() with everything at once against the oracle."""
     q, k, v = _tensors(dtype, kv_heads=2)
     options = dict(causal="bottom_right", window=(9, -1), softcap=3.0, dropout_p=0.2)
-    out, lse = fa2.torch.attention(q, k, v, philox=torch.tensor([5, 6]), precision="exact", **options)
+    out, lse = fa2_cpu.torch.attention(q, k, v, philox=torch.tensor([5, 6]), precision="exact", **options)
     dout = torch.randn_like(out)
     grads = torch.autograd.grad(out, (q, k, v), dout)
     options.update(philox_seed=5, philox_offset=6)

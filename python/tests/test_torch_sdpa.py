@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
-import fa2.torch  # noqa: E402
+import fa2_cpu.torch  # noqa: E402
 from conftest import BOUNDS, relative_l2  # noqa: E402
 
 MASKS = {
@@ -34,7 +34,7 @@ def _compare(tensors, mask, dtype, **keywords):
         inputs = [x.to(kind).requires_grad_() for x in tensors]
         given = mask.to(kind).requires_grad_() if float_mask else mask
         if kind is dtype:
-            function = fa2.torch.scaled_dot_product_attention
+            function = fa2_cpu.torch.scaled_dot_product_attention
             out = function(*inputs, attn_mask=given, **keywords)
         else:
             with sdpa_kernel(SDPBackend.MATH):
@@ -95,7 +95,7 @@ def test_strides():
     torch.manual_seed(0)
     base = torch.randn(2, 19, 3, 4, 16, dtype=torch.float64, requires_grad=True)
     q, k, v = (x.transpose(1, 2) for x in base.unbind(2))
-    out = fa2.torch.scaled_dot_product_attention(q, k, v)
+    out = fa2_cpu.torch.scaled_dot_product_attention(q, k, v)
     assert out.transpose(1, 2).is_contiguous(), "heads lie as the query's do"
     with sdpa_kernel(SDPBackend.MATH):
         expected = F.scaled_dot_product_attention(q, k, v)
@@ -111,7 +111,7 @@ def test_rows_that_see_nothing():
     q, k, v = (torch.randn(1, 2, 5, 8, requires_grad=True) for _ in range(3))
     mask = torch.rand(5, 5) > 0.5
     mask[2] = False
-    out = fa2.torch.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    out = fa2_cpu.torch.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     out.sum().backward()
     assert not out[:, :, 2].any() and not q.grad[:, :, 2].any()
     assert all(torch.isfinite(x.grad).all() for x in (q, k, v))
@@ -123,7 +123,7 @@ def test_empty(empty):
     sizes[empty[0]] = 0
     b, h, n, m = sizes
     q, k, v = (torch.randn(b, h, rows, 8, requires_grad=True) for rows in (n, m, m))
-    out = fa2.torch.scaled_dot_product_attention(q, k, v)
+    out = fa2_cpu.torch.scaled_dot_product_attention(q, k, v)
     out.sum().backward()
     assert out.shape == (b, h, n, 8) and not out.any()
     assert k.grad.shape == k.shape and not k.grad.any()
@@ -132,10 +132,10 @@ def test_empty(empty):
 def test_errors():
     q = torch.randn(2, 4, 19, 16)
     with pytest.raises(TypeError, match="one dtype"):
-        fa2.torch.scaled_dot_product_attention(q, q.double(), q)
+        fa2_cpu.torch.scaled_dot_product_attention(q, q.double(), q)
     with pytest.raises(ValueError, match="is_causal"):
-        fa2.torch.scaled_dot_product_attention(q, q, q, torch.zeros(19, 19), is_causal=True)
+        fa2_cpu.torch.scaled_dot_product_attention(q, q, q, torch.zeros(19, 19), is_causal=True)
     with pytest.raises(TypeError, match="attn_mask is torch.int64"):
-        fa2.torch.scaled_dot_product_attention(q, q, q, torch.zeros(19, 19, dtype=torch.int64))
+        fa2_cpu.torch.scaled_dot_product_attention(q, q, q, torch.zeros(19, 19, dtype=torch.int64))
     with pytest.raises((ValueError, RuntimeError)):
-        fa2.torch.scaled_dot_product_attention(q, q[:, :3], q[:, :3])
+        fa2_cpu.torch.scaled_dot_product_attention(q, q[:, :3], q[:, :3])

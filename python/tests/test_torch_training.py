@@ -10,13 +10,13 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
 
-import fa2.torch  # noqa: E402
+import fa2_cpu.torch  # noqa: E402
 
 
 class Block(torch.nn.Module):
     """A causal self-attention layer with the projections around it."""
 
-    def __init__(self, attention=fa2.torch.scaled_dot_product_attention):
+    def __init__(self, attention=fa2_cpu.torch.scaled_dot_product_attention):
         super().__init__()
         self.attention = attention
         self.qkv = torch.nn.Linear(32, 96)
@@ -42,7 +42,7 @@ def _losses(model, steps=6):
     return losses
 
 
-def _model(attention=fa2.torch.scaled_dot_product_attention):
+def _model(attention=fa2_cpu.torch.scaled_dot_product_attention):
     torch.manual_seed(0)
     return torch.nn.Sequential(Block(attention), Block(attention))
 
@@ -110,19 +110,19 @@ class _Attending(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         q = torch.full((1, 2, 64, 16), float(index))
-        return fa2.torch.scaled_dot_product_attention(q, q, q)[0]
+        return fa2_cpu.torch.scaled_dot_product_attention(q, q, q)[0]
 
 
 def test_fork_after_a_call():
     """DataLoader workers, forked after this process has used its threads, compute; so does their parent after."""
     q = torch.randn(2, 4, 256, 16)
-    before = fa2.torch.scaled_dot_product_attention(q, q, q)
+    before = fa2_cpu.torch.scaled_dot_product_attention(q, q, q)
     loader = torch.utils.data.DataLoader(_Attending(), batch_size=2, num_workers=2, timeout=60)
     batches = list(loader)
     assert len(batches) == 4
     for i, item in enumerate(torch.cat(batches)):
         torch.testing.assert_close(item, torch.full_like(item, float(i)))
-    assert torch.equal(fa2.torch.scaled_dot_product_attention(q, q, q), before)
+    assert torch.equal(fa2_cpu.torch.scaled_dot_product_attention(q, q, q), before)
     # A fork that uses as many threads as its parent.
     child = os.fork()
     if child == 0:

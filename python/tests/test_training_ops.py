@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import fa2
+import fa2_cpu as fa2
 from conftest import relative_l2
 
 # A bf16 result is rounded once: 2⁻⁹ a value at most. f32 sums of `dim` terms.

@@ -9,7 +9,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from fa2 import _core
+from fa2_cpu import _core
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

@@ -1,11 +1,11 @@
 """FlashAttention-2 training kernels for CPUs.
 
-    import fa2
+    import fa2_cpu as fa2
     out, lse = fa2.attention_forward(q, k, v, causal="top_left")
     grads = fa2.attention_backward(dout, q, k, v, out, lse, causal="top_left")
 
 Arrays are those of NumPy, ml_dtypes, PyTorch, JAX or anything with __dlpack__. The parts for one
-library are imported by name: fa2.torch, fa2.flash_attn, fa2.hf, fa2.jax.
+library are imported by name: fa2_cpu.torch, fa2_cpu.flash_attn, fa2_cpu.hf, fa2_cpu.jax.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as _np
 
-from fa2 import _core, reference
-from fa2._attention import Gradients, attention_backward, attention_forward
-from fa2._core import __version__
-from fa2._training_ops import (
+from fa2_cpu import _core, reference
+from fa2_cpu._attention import Gradients, attention_backward, attention_forward
+from fa2_cpu._core import __version__
+from fa2_cpu._training_ops import (
     causal_attention_backward,
     cross_entropy,
     embedding_backward,

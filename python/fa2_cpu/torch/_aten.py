@@ -8,9 +8,9 @@ from typing import Any, Callable, Optional
 import torch
 from torch import Tensor
 
-from fa2.torch import _aten_efficient, _aten_flash
-from fa2.torch._ops import _FLOATS
-from fa2.torch._sdpa import scaled_dot_product_attention
+from fa2_cpu.torch import _aten_efficient, _aten_flash
+from fa2_cpu.torch._ops import _FLOATS
+from fa2_cpu.torch._sdpa import scaled_dot_product_attention
 
 _SDPA = torch.ops.aten.scaled_dot_product_attention.default
 

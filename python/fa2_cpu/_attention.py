@@ -5,8 +5,8 @@ from __future__ import annotations
 import operator
 from typing import Any, NamedTuple
 
-from fa2 import _core
-from fa2._arrays import Array, Results, core_array, describe, dtype_name
+from fa2_cpu import _core
+from fa2_cpu._arrays import Array, Results, core_array, describe, dtype_name
 
 
 class Gradients(NamedTuple):

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fa2 import philox_keep_mask
+from fa2_cpu import philox_keep_mask
 
 
 def signed(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import operator
 
-from fa2 import _core
-from fa2._arrays import Array, Results, core_array, describe
+from fa2_cpu import _core
+from fa2_cpu._arrays import Array, Results, core_array, describe
 
 
 def _flat(name: str, x: Array) -> Array:

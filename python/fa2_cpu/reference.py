@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fa2._arrays import Array
-from fa2._attention import Gradients, backward, forward
+from fa2_cpu._arrays import Array
+from fa2_cpu._attention import Gradients, backward, forward
 
 __all__ = ["attention_backward", "attention_forward"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fa2 import _core
+from fa2_cpu import _core
 
 Array = Any  # anything with __dlpack__ on the CPU
 
@@ -55,7 +55,7 @@ def core_array(name: str, x: Array | None) -> Array | None:
     if _torch_tensor(x):
         return x.detach() if x.requires_grad else x
     if _jax_tracer(x):
-        raise TypeError(f"{name} is traced by JAX; use fa2.jax inside jax.jit and jax.grad")
+        raise TypeError(f"{name} is traced by JAX; use fa2_cpu.jax inside jax.jit and jax.grad")
     return x
 
 

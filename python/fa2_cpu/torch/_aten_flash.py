@@ -10,7 +10,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from fa2.torch._ops import attention, attention_backward_op, draw_philox
+from fa2_cpu.torch._ops import attention, attention_backward_op, draw_philox
 
 
 def _window(left: Optional[int], right: Optional[int]) -> tuple[int, int]:

@@ -18,9 +18,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from fa2 import _flash_attn_alias, _flash_attn_probabilities
-from fa2._flash_attn_kvcache import flash_attn_with_kvcache
-from fa2.torch._ops import attention, draw_philox
+from fa2_cpu import _flash_attn_alias, _flash_attn_probabilities
+from fa2_cpu._flash_attn_kvcache import flash_attn_with_kvcache
+from fa2_cpu.torch._ops import attention, draw_philox
 
 __all__ = [
     "flash_attn_func",

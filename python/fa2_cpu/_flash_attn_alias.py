@@ -1,4 +1,4 @@
-"""The import name flash_attn for fa2.flash_attn."""
+"""The import name flash_attn for fa2_cpu.flash_attn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def install(source_name: str) -> None:
         raise RuntimeError(
             "another flash_attn is imported already; install_as_flash_attn() must be called before its first import"
         )
-    from fa2 import bert_padding
+    from fa2_cpu import bert_padding
 
     source = sys.modules[source_name]
     package = _module("flash_attn", is_package=True)

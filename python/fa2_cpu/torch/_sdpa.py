@@ -7,7 +7,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from fa2.torch._ops import _FLOATS, attention
+from fa2_cpu.torch._ops import _FLOATS, attention
 
 
 def scaled_dot_product_attention(

@@ -11,7 +11,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from fa2.torch._ops import attention, attention_backward_op, draw_philox
+from fa2_cpu.torch._ops import attention, attention_backward_op, draw_philox
 
 _CAUSAL = {0: None, 1: "top_left", 2: "bottom_right"}
 # Rows of lse are padded to a multiple of this, as the CUDA operator pads them.
@@ -73,7 +73,7 @@ def efficient_attention_forward(
         if any(x is not None and x.requires_grad for x in (query, key, value, bias)):
             raise NotImplementedError(
                 f"window_size is {window_size}; this PyTorch ({torch.__version__}) leaves it out of the gradient, "
-                "use fa2.torch.attention or a later PyTorch"
+                "use fa2_cpu.torch.attention or a later PyTorch"
             )
     packed = _packed(cu_seqlens_q, cu_seqlens_k, bias)
     if packed and (max_seqlen_q is None or max_seqlen_k is None):

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fa2._attention import attention_backward, attention_forward
+from fa2_cpu._attention import attention_backward, attention_forward
 
 __all__ = ["dot_product_attention"]
 

@@ -1,7 +1,7 @@
 """attn_implementation="fa2" for Hugging Face transformers.
 
-    import fa2.hf
-    fa2.hf.register()
+    import fa2_cpu.hf
+    fa2_cpu.hf.register()
     model = AutoModelForCausalLM.from_config(config, attn_implementation="fa2")
 
 Trains and generates on CPU, with padding, static and dynamic caches, grouped queries, sliding
@@ -16,8 +16,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from fa2.torch._ops import attention
-from fa2.torch._sdpa import autocast
+from fa2_cpu.torch._ops import attention
+from fa2_cpu.torch._sdpa import autocast
 
 __all__ = ["register"]
 
