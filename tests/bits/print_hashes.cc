@@ -1,0 +1,86 @@
+// Prints one line for each of a fixed list of attention calls: what the call
+// is, and a hash of all that it wrote. Two builds compute the same bits where
+// their lists are equal: see scripts/bits_compare.sh.
+//   print_hashes [FIRST_SEED CASES]
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "tests/support/attention_case.h"
+#include "tests/support/attention_run.h"
+#include "tests/support/case_generator.h"
+
+namespace fa2::test {
+namespace {
+
+// FNV-1a over the bits of every element; all NaNs are one value.
+uint64_t Hash(uint64_t hash, const ConstTensorView& view) {
+  if (!view.given()) return hash;
+  ForEachIndex({view.sizes[0], view.sizes[1], view.sizes[2], view.sizes[3]},
+               [&](const Sizes& index) {
+                 double value = Get(view, index);
+                 if (value != value) value = 0x1p1023;
+                 uint64_t bits;
+                 memcpy(&bits, &value, sizeof(bits));
+                 for (int i = 0; i < 64; i += 8) {
+                   hash = (hash ^ (bits >> i & 0xFF)) * 0x100000001B3;
+                 }
+               });
+  return hash;
+}
+
+void Print(const char* kind, const AttentionCase& c,
+           const std::vector<Context*>& contexts) {
+  const AttentionInputs inputs = MakeInputs(c);
+  for (Context* context : contexts) {
+    const AttentionOutputs o = MakeOutputs(c, inputs);
+    std::string line = std::string(kind) + " " + std::to_string(c.seed) + " ";
+    Status status = AttentionForward(ForwardArgs(inputs, o), context);
+    if (status.ok()) {
+      status = AttentionBackward(BackwardArgs(c, inputs, o), context);
+    }
+    uint64_t hash = 0xCBF29CE484222325;
+    hash = Hash(hash, o.out.view);
+    // What lies past a padded row's end is left as it was.
+    if (!c.padded_lse) hash = Hash(hash, o.lse.view);
+    for (const Tensor* t :
+         {&o.dq, &o.dk, &o.dv, &o.dbias, &o.dalibi, &o.dsinks}) {
+      hash = Hash(hash, t->view);
+    }
+    char text[32];
+    snprintf(text, sizeof(text), "%016llx",
+             static_cast<unsigned long long>(hash));
+    line += status.ok() ? text : status.message();
+    printf("%s %s\n", line.c_str(), Describe(c).c_str());
+  }
+}
+
+// Groups of many heads, sums of dbias over heads and batch elements, and
+// lengths that go by queries or in parts.
+AttentionCase WideCase(uint64_t seed) {
+  Random r(seed);
+  AttentionCase c = RandomCase(seed, {true, true, true});
+  c.heads = c.kv_heads * r.Pick<int64_t>({4, 8, 8});
+  return c;
+}
+
+}  // namespace
+}  // namespace fa2::test
+
+int main(int argc, char** argv) {
+  using namespace fa2::test;
+  const uint64_t first = argc > 2 ? std::strtoull(argv[1], nullptr, 10) : 1;
+  const uint64_t cases = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 600;
+  const Contexts one({1}), several({1, 3});
+  for (uint64_t n = first; n < first + cases; ++n) {
+    Print("small", RandomCase(n, CaseOptions()), one.list());
+    if (n % 8 == 0) {
+      Print("large", RandomCase(n, {true, true, true}), several.list());
+    }
+    if (n % 16 == 0) Print("wide", WideCase(n), several.list());
+  }
+  return 0;
+}
