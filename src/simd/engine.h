@@ -54,9 +54,9 @@ struct MutableRows {
   void* data = nullptr;
   DType dtype = DType::kF32;
   int64_t stride = 0;  // elements between rows, any sign
-  // They will have left the caches when they are read next. Who can writes them
-  // past those: lines then need not be read before they are written.
-  bool past_caches = false;
+  // They will have left the caches when they are read next. Who can stores them
+  // non-temporally: lines then need not be read before they are written.
+  bool non_temporal = false;
 };
 
 // The scores of a block: S = scale * QK^T, softcap, + bias, + ALiBi, mask, P =
@@ -129,20 +129,24 @@ struct BackwardBlock : Block {
   bool add_to_dv = false;
   bool add_to_dk = false;
   bool add_to_dq = false;
-  // Where blocks that run at the same time add to one dQ they take turns: enter
-  // is called, if given, before dQ is first read or written, and tells what
-  // add_to_dq is; leave after it is last written. Not if dq is nullptr.
-  struct Turn {
-    bool (*enter)(void* state) = nullptr;
-    void (*leave)(void* state) = nullptr;
+  // Guards dq where blocks that run at the same time add to it. `wait` is
+  // called, if given, before dq is first read or written, returns when the
+  // blocks before this one are through with it, and tells what add_to_dq is;
+  // `release` after it is last written. Neither if dq is nullptr.
+  struct DqSemaphore {
+    bool (*wait)(void* state) = nullptr;
+    void (*release)(void* state) = nullptr;
     void* state = nullptr;
   };
-  Turn dq_turn;
-  bool EnterDq() const {
-    return dq_turn.enter == nullptr ? add_to_dq : dq_turn.enter(dq_turn.state);
+  DqSemaphore dq_semaphore;
+  bool WaitDq() const {
+    return dq_semaphore.wait == nullptr ? add_to_dq
+                                        : dq_semaphore.wait(dq_semaphore.state);
   }
-  void LeaveDq() const {
-    if (dq_turn.leave != nullptr) dq_turn.leave(dq_turn.state);
+  void ReleaseDq() const {
+    if (dq_semaphore.release != nullptr) {
+      dq_semaphore.release(dq_semaphore.state);
+    }
   }
   // Optional outputs of the fused pass: dS (d loss / d (S after softcap),
   // without the scale), staged like `bias`, 0 where masked; and the sum of -dS
@@ -193,7 +197,7 @@ struct Engine {
   // A backward block gives the bits that parts of its keys or queries would
   // give in turn: every sum goes on from the accumulator's value, row by row.
   // And a forward block those that parts of its queries would give.
-  bool blocks_join = false;
+  bool bitwise_block_invariant = false;
   // P is rounded for the products: the forward pass keeps ForwardBlock's
   // row_weight, so that the weights of V still sum to 1.
   bool rounds_probabilities = false;
@@ -203,7 +207,7 @@ struct Engine {
   // to its caller to multiply `out` by dropout_scale.
   bool dropout_bits = false;
   // Takes bias_stream and ds_stream: what a whole block would stage passes
-  // through a buffer that stays in L1, and is asked for ahead. Takes
+  // through a buffer that stays in L1, and is prefetched. Takes
   // mask_stream too, and dropout_stream where DropoutBlock::by_lanes().
   bool streams_scores = false;
 

@@ -29,7 +29,7 @@ struct ScoreMatrix {
   int64_t key_stride = 0;
 };
 
-// Rows of memory that the block after this one reads, to be asked for
+// Rows of memory that the block after this one reads, to be prefetched
 // meanwhile; all zero when that is not known.
 struct RowsAhead {
   const char* data = nullptr;

@@ -24,7 +24,7 @@ simd::Engine EngineOf(bool joins) {
   simd::Engine engine;
   engine.query_panel = 32;
   engine.key_panel = 32;
-  engine.blocks_join = joins;
+  engine.bitwise_block_invariant = joins;
   engine.backward_blocks = [](int64_t head_dim, int64_t) {
     return head_dim <= 64 ? simd::BlockSizes{1024, 512}
                           : simd::BlockSizes{256, 256};
@@ -423,7 +423,8 @@ TEST(Plan, WorkersFollowTheWork) {
 
 INSTANTIATE_TEST_SUITE_P(, PlanTest, testing::Bool(),
                          [](const testing::TestParamInfo<bool>& info) {
-                           return info.param ? "blocks_join" : "blocks_stay";
+                           return info.param ? "bitwise_block_invariant"
+                                             : "varies_with_blocks";
                          });
 
 }  // namespace

@@ -11,19 +11,21 @@
 namespace fa2::simd {
 namespace {
 
-// Counts the turns at dQ; each ends before the next begins.
-struct DqTurns {
+// Counts waits and releases of dQ, which must alternate.
+struct CountingSemaphore {
   bool add;
-  int entered = 0;
-  int left = 0;
+  int waits = 0;
+  int releases = 0;
 
-  static bool Enter(void* state) {
-    DqTurns& self = *static_cast<DqTurns*>(state);
-    EXPECT_EQ(self.left, self.entered);
-    ++self.entered;
+  static bool Wait(void* state) {
+    CountingSemaphore& self = *static_cast<CountingSemaphore*>(state);
+    EXPECT_EQ(self.releases, self.waits);
+    ++self.waits;
     return self.add;
   }
-  static void Leave(void* state) { ++static_cast<DqTurns*>(state)->left; }
+  static void Release(void* state) {
+    ++static_cast<CountingSemaphore*>(state)->releases;
+  }
 };
 
 // The problem through an engine's interface.
@@ -141,11 +143,12 @@ class BlockRun : BlockProblem<T> {
       block.dv = acc_v.get();
       block.dk = acc_k.get();
       block.dq = dq.get();
-      // Told beforehand, or when it is the block's turn.
-      DqTurns turns{n > 0};
-      const bool asks = !c_.want_ds;
-      if (asks) {
-        block.dq_turn = {&DqTurns::Enter, &DqTurns::Leave, &turns};
+      // Whether to add is told beforehand, or by the semaphore.
+      CountingSemaphore semaphore{n > 0};
+      const bool guarded = !c_.want_ds;
+      if (guarded) {
+        block.dq_semaphore = {&CountingSemaphore::Wait,
+                              &CountingSemaphore::Release, &semaphore};
       } else {
         block.add_to_dq = n > 0;
       }
@@ -161,8 +164,8 @@ class BlockRun : BlockProblem<T> {
       block.alibi_gradient = nullptr;
       block.add_to_dk = block.add_to_dv = true;
       e_.backward(block);
-      EXPECT_EQ(turns.entered, asks ? 1 : 0);
-      EXPECT_EQ(turns.left, turns.entered);
+      EXPECT_EQ(semaphore.waits, guarded ? 1 : 0);
+      EXPECT_EQ(semaphore.releases, semaphore.waits);
       Array<T> rows(b.keys * std::max(dk, dv));
       e_.unpack_key_rows(acc_k.get(), b.padded, dk, 0, b.keys, rows.data(), dk);
       for (int64_t x = 0; x < b.keys * dk; ++x) {

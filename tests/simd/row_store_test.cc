@@ -24,7 +24,7 @@ struct RowStoreCase {
   bool row_factor;
   int64_t shift;   // elements from the start of a cache line to the first row
   int64_t stride;  // elements
-  bool past_caches;
+  bool non_temporal;
 
   std::string Name() const {
     return std::string(keys ? "key" : "query") + " rows, depth " +
@@ -32,7 +32,7 @@ struct RowStoreCase {
            ", parts " + std::to_string(parts) + ", shift " +
            std::to_string(shift) + ", stride " + std::to_string(stride) +
            (row_factor ? ", row factor" : "") +
-           (past_caches ? ", past caches" : "");
+           (non_temporal ? ", non-temporal" : "");
   }
 };
 
@@ -92,7 +92,7 @@ void CheckRowStore(const Engine& engine, const RowStoreCase& c) {
   (c.keys ? engine.store_key_rows : engine.store_query_rows)(
       accumulators.data(), c.parts, c.depth, c.count, factor,
       c.row_factor ? row_factor.data() : nullptr,
-      {out.data + c.shift, DType::kBF16, c.stride, c.past_caches});
+      {out.data + c.shift, DType::kBF16, c.stride, c.non_temporal});
   EXPECT_EQ(out.storage, expected);
 }
 
@@ -120,12 +120,12 @@ TEST(RowStore, MatchesUnpackedRows) {
         for (const int64_t count : {5, 32, 50}) {
           for (const int64_t shift : {0, 1, 16}) {
             for (const int64_t padding : {0, 3, 32}) {
-              for (const bool past_caches : {false, true}) {
+              for (const bool non_temporal : {false, true}) {
                 const int64_t stride = depth + padding;
                 CheckRowStore(*engine, {keys, depth, count, 1, false, shift,
-                                        stride, past_caches});
+                                        stride, non_temporal});
                 CheckRowStore(*engine, {keys, depth, count, 3, true, shift,
-                                        stride, past_caches});
+                                        stride, non_temporal});
               }
             }
           }

@@ -300,7 +300,7 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardChain& chain,
     if (want_dq()) {
       block.dq = QueryGradient(*worker->place, sequence, head, chain.split,
                                query_block, &turn.dq_touched);
-      block.dq_turn = {&CellTurn::EnterDq, &CellTurn::LeaveDq, &turn};
+      block.dq_semaphore = {&CellTurn::WaitDq, &CellTurn::ReleaseDq, &turn};
       if (engine_.grad_left_is_score_left &&
           k_non_finite_[KeyFlag(sequence, kv_head, key_block)] != 0) {
         engine_.pack(

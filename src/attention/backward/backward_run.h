@@ -91,15 +91,15 @@ class BackwardRun {
       turn->Finish(cell);
       finished = true;
     }
-    // As simd::BackwardBlock::Turn has them.
-    static bool EnterDq(void* state) {
+    // As simd::BackwardBlock::DqSemaphore has them.
+    static bool WaitDq(void* state) {
       CellTurn& self = *static_cast<CellTurn*>(state);
       self.Await();
       const bool add = *self.dq_touched != 0;
       *self.dq_touched = 1;
       return add;
     }
-    static void LeaveDq(void* state) {
+    static void ReleaseDq(void* state) {
       CellTurn& self = *static_cast<CellTurn*>(state);
       if (self.ends_with_dq) self.Finish();
     }

@@ -76,7 +76,7 @@ int64_t PartsOfGroup(const Problem& problem, const simd::Engine& engine,
                      int64_t items) {
   const int64_t heads =
       problem.kv_heads * static_cast<int64_t>(problem.sequences.size());
-  if (!engine.blocks_join || problem.group() <= 1 || heads == 0 ||
+  if (!engine.bitwise_block_invariant || problem.group() <= 1 || heads == 0 ||
       heads >= kEnoughHeads) {
     return 1;
   }
@@ -104,7 +104,7 @@ void CutSequence(const Problem& problem, const simd::Engine& engine,
           : kLeastSplit;
   s->splits = std::clamp<int64_t>(
       std::min(wanted / kSplitItems, nk / least_split), 1, kMaxSplits);
-  if (engine.blocks_join) {
+  if (engine.bitwise_block_invariant) {
     const int64_t unit = RoundUp(kMinBlock, key_unit);
     s->keys.run = RoundUp(CeilDiv(std::max<int64_t>(nk, 1), s->splits), unit);
     // Under a causal mask the first split sees most.

@@ -117,7 +117,7 @@ bool HasFarQueries(const Problem& problem, const simd::Engine& engine,
              engine.packed_bytes(simd::Role::kGradRight, rows, depth);
   }
   return bytes * static_cast<size_t>(problem.group()) >=
-         (engine.blocks_join ? kFarQueriesOfJoined : kFarQueries);
+         (engine.bitwise_block_invariant ? kFarQueriesOfJoined : kFarQueries);
 }
 
 // Cuts all sequences: each gets key blocks, and workers, by its share of the

@@ -57,7 +57,7 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
   const double pairs = problem.pairs();
   plan->waves.alone = threads > 1 && TakeHeadsAlone(problem, pairs, threads);
   const bool as_large_as_liked =
-      plan->waves.threads(threads) == 1 && engine.blocks_join;
+      plan->waves.threads(threads) == 1 && engine.bitwise_block_invariant;
   int64_t wanted = 1;
   if (!as_large_as_liked) {
     wanted = CeilDiv(kWantedItems, owners);

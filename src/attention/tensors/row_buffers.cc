@@ -39,10 +39,10 @@ bool LeaveCaches(std::initializer_list<ConstTensorView> outputs, int workers) {
 }
 
 RowBuffers::RowBuffers(std::initializer_list<ConstTensorView> tensors,
-                       bool past_caches, const simd::Engine& engine,
+                       bool non_temporal, const simd::Engine& engine,
                        const simd::RowKernels& kernels, int64_t largest_block,
                        Carver* carver)
-    : engine_(engine), kernels_(kernels), past_caches_(past_caches) {
+    : engine_(engine), kernels_(kernels), non_temporal_(non_temporal) {
   int64_t depth = 1;
   size_t copied_row = 0;  // bytes
   for (const ConstTensorView& tensor : tensors) {
@@ -92,10 +92,10 @@ void RowBuffers::Store(const Parts& parts, Kind kind, int64_t block_rows,
       keys ? engine_.store_key_rows : engine_.store_query_rows;
   if (accumulator != nullptr && store != nullptr && contiguous && !add &&
       out.dtype == DType::kBF16) {
-    store(
-        parts.data, parts.count, depth, count, static_cast<float>(factor),
-        row_factor,
-        {At(out, batch, head, first), out.dtype, out.strides[2], past_caches_});
+    store(parts.data, parts.count, depth, count, static_cast<float>(factor),
+          row_factor,
+          {At(out, batch, head, first), out.dtype, out.strides[2],
+           non_temporal_});
     return;
   }
   const auto unpack =

@@ -38,8 +38,8 @@ class RowBuffers {
 
   // `tensors`: all that Read and Store are called with. Most calls have none
   // whose rows would need copying, and then there is nothing to copy to.
-  // `past_caches`: what Store writes will have left them when it is read next.
-  RowBuffers(std::initializer_list<ConstTensorView> tensors, bool past_caches,
+  // `non_temporal`: what Store writes will have left them when it is read next.
+  RowBuffers(std::initializer_list<ConstTensorView> tensors, bool non_temporal,
              const simd::Engine& engine, const simd::RowKernels& kernels,
              int64_t largest_block, Carver* carver);
 
@@ -68,7 +68,7 @@ class RowBuffers {
  private:
   const simd::Engine& engine_;
   const simd::RowKernels& kernels_;
-  const bool past_caches_;
+  const bool non_temporal_;
   std::byte* gathered_[2];
   std::byte* rows_;
   std::byte* narrowed_;

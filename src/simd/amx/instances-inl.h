@@ -101,7 +101,7 @@ const Engine* MakeAmxEngine(const char* name) {
     e.query_panel = amx::kPanel;
     e.key_panel = amx::kPanel;
     e.grad_left_is_score_left = false;
-    e.blocks_join = true;
+    e.bitwise_block_invariant = true;
     e.dropout_bits = true;
     e.streams_scores = true;
     e.backward_blocks = &AmxBackwardBlocks<Variant>;

@@ -67,7 +67,7 @@ HWY_INLINE void StoreColumns(const MutableRows& out, int64_t row,
       static_cast<uint16_t*>(out.data) + row * out.stride + column;
   const bool whole_line =
       columns == ~__mmask32{0} && reinterpret_cast<uintptr_t>(to) % 64 == 0;
-  if (out.past_caches && whole_line) {
+  if (out.non_temporal && whole_line) {
     _mm512_stream_si512(reinterpret_cast<__m512i*>(to), x);
   } else {
     _mm512_mask_storeu_epi16(to, columns, x);
@@ -77,7 +77,7 @@ HWY_INLINE void StoreColumns(const MutableRows& out, int64_t row,
 // Stores past the caches wait for nobody: whoever is told that the rows are
 // written must find them.
 HWY_INLINE void FinishStores(const MutableRows& out) {
-  if (out.past_caches) _mm_sfence();
+  if (out.non_temporal) _mm_sfence();
 }
 
 // 16 numbers at `offset` bytes of the sum of accumulators.

@@ -133,13 +133,13 @@ struct LaneBackward : LaneProducts<Op> {
                 : Ahead{block.dout_grad, std::min(width, value_dim) *
                                              Steps<Op>(map.panels() * width) *
                                              sizeof(Element)};
-        if (panel == 0) add_to_dq = block.EnterDq();
+        if (panel == 0) add_to_dq = block.WaitDq();
         Products::QueryPanel(d, Packed(block.k_grad), scores.ds_right(panel),
                              head_dim, range, add_to_dq, nullptr, ahead,
                              Ptr(block.dq) + column * head_dim);
       }
     }
-    if (block.dq != nullptr) block.LeaveDq();
+    if (block.dq != nullptr) block.ReleaseDq();
     if (block.dv != nullptr) {
       for (size_t term = 0; term < Op::kTerms; ++term) {
         Products::KeyGradient(

@@ -73,10 +73,10 @@ class BackwardPass {
           gradients_.Keys(slab, slab_end, side);
         }
       }
-      if (chunk == 0) gradients_.EnterQueries();
+      if (chunk == 0) gradients_.WaitQueries();
       gradients_.Queries(chunk, chunk_end);
     }
-    gradients_.LeaveQueries();
+    gradients_.ReleaseQueries();
     Tiles::End();
     // Stores past the caches wait for nobody: whoever is told that the block is
     // done must find them.

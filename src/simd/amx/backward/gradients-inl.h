@@ -79,11 +79,11 @@ class GradientProducts {
   }
 
   // Before the first chunk's dQ, and after the last one's.
-  void EnterQueries() {
-    if (b_.dq != nullptr) add_to_dq_ = b_.EnterDq();
+  void WaitQueries() {
+    if (b_.dq != nullptr) add_to_dq_ = b_.WaitDq();
   }
-  void LeaveQueries() const {
-    if (b_.dq != nullptr) b_.LeaveDq();
+  void ReleaseQueries() const {
+    if (b_.dq != nullptr) b_.ReleaseDq();
   }
 
   // dQ of a chunk.

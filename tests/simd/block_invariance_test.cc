@@ -1,6 +1,6 @@
-// Engines whose blocks join: a block gives the bits that its parts would give
-// in turn, however it is cut. On this rests that results do not depend on the
-// number of threads, by which blocks are cut.
+// Bitwise block-invariant engines: a block gives the bits that its parts would
+// give in turn, however it is cut. On this rests that results do not depend on
+// the number of threads, by which blocks are cut.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -246,7 +246,7 @@ class JoinTest : public testing::TestWithParam<Subject> {
       const Engine* const engine = engine_of(GetParam().terms);
       if (engine == nullptr) continue;
       ++engines;
-      EXPECT_TRUE(engine->blocks_join);
+      EXPECT_TRUE(engine->bitwise_block_invariant);
       check(*engine);
     }
     if (engines == 0) GTEST_SKIP() << "no AVX-512 here";
