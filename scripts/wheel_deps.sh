@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Builds Highway and oneTBB from their releases and installs them below /usr/local: for images that have neither as a package,
+# as those in which cibuildwheel makes wheels. auditwheel then puts what is shared of them into the wheel.
+#   scripts/wheel_deps.sh
+set -euo pipefail
+
+highway=1.2.0
+onetbb=2022.1.0
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+
+build() {  # project, tag, CMake arguments
+  local project=$1 tag=$2
+  shift 2
+  mkdir -p "$folder/$project"
+  curl -fsSL "https://github.com/$project/archive/refs/tags/$tag.tar.gz" | tar -xz --strip-components 1 -C "$folder/$project"
+  cmake -S "$folder/$project" -B "$folder/$project/build" -DCMAKE_BUILD_TYPE=Release \
+    -DCMAKE_POSITION_INDEPENDENT_CODE=ON -DCMAKE_INSTALL_PREFIX=/usr/local "$@"
+  cmake --build "$folder/$project/build" --parallel "$(nproc)"
+  cmake --install "$folder/$project/build"
+}
+build google/highway "$highway" -DBUILD_SHARED_LIBS=OFF -DHWY_ENABLE_TESTS=OFF -DHWY_ENABLE_EXAMPLES=OFF \
+  -DHWY_ENABLE_CONTRIB=OFF
+build uxlfoundation/oneTBB "v$onetbb" -DTBB_TEST=OFF
+ldconfig
