@@ -1,17 +1,15 @@
 #include "fa2/context.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <new>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "src/context/context_impl.h"
 #include "src/peak/peak.h"
+#include "src/platform/cores.h"
 #include "src/simd/target.h"
 
 namespace fa2 {
@@ -23,16 +21,6 @@ constexpr int kMaxThreads = 4096;
 std::string Environment(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? std::string() : std::string(value);
-}
-
-// Cores that this process may run on: containers and taskset narrow them.
-int UsableCores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
-    return std::max(1, CPU_COUNT(&set));
-  }
-  return std::max(1u, std::thread::hardware_concurrency());
 }
 
 std::string Join(const std::vector<std::string>& names) {
@@ -53,7 +41,7 @@ Status ResolveThreads(int wanted, int* num_threads) {
   }
   const std::string text = Environment("FA2_NUM_THREADS");
   if (text.empty()) {
-    *num_threads = std::min(UsableCores(), kMaxThreads);
+    *num_threads = std::min(platform::UsableCores(), kMaxThreads);
     return Status::Ok();
   }
   char* end = nullptr;

@@ -1,7 +1,5 @@
 #include "src/peak/peak.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -13,6 +11,7 @@
 #include <vector>
 
 #include "src/peak/peak_kernels.h"
+#include "src/platform/caches.h"
 
 namespace fa2::peak {
 namespace {
@@ -164,14 +163,9 @@ double MeasurePeak(Unit unit, int threads, const std::string& target) {
 Bandwidth MeasureBandwidth(int threads, const std::string& target) {
   threads = std::max(1, threads);
   // Twice the last-level cache, at least 64 MiB, at most 1 GiB an array.
-  long cache = -1;
-#ifdef _SC_LEVEL3_CACHE_SIZE
-  cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-#endif
   const size_t bytes = std::min<size_t>(
       size_t{1} << 30,
-      std::max<size_t>(size_t{64} << 20,
-                       2 * static_cast<size_t>(std::max(0L, cache))));
+      std::max<size_t>(size_t{64} << 20, 2 * platform::LastLevelCacheBytes()));
   const size_t step = 1024 * static_cast<size_t>(threads);
   const size_t count = bytes / sizeof(float) / step * step;
   const size_t share = count / static_cast<size_t>(threads);

@@ -4,13 +4,12 @@
 
 #if defined(__x86_64__) && defined(__linux__)
 
-#include <cpuid.h>
 #include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <cstring>
+
+#include "src/platform/amx_permission.h"
 
 namespace fa2::peak {
 namespace {
@@ -111,15 +110,6 @@ __attribute__((target("amx-tile,amx-bf16"))) double AmxRounds(size_t rounds,
   return 4.0 * 8 * static_cast<double>(rounds) * 16 * 16 * 32 * 2;
 }
 
-bool HasAmxBf16() {
-  unsigned a, b, c, d;
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
-  const unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
-  if ((d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
-  // ARCH_REQ_XCOMP_PERM for XFEATURE_XTILEDATA, of Linux's asm/prctl.h.
-  return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-}
-
 }  // namespace
 
 FlopKernel Bf16DotKernel() {
@@ -127,8 +117,7 @@ FlopKernel Bf16DotKernel() {
 }
 
 FlopKernel AmxBf16Kernel() {
-  static const bool has = HasAmxBf16();
-  return has ? AmxRounds : nullptr;
+  return platform::MayUseAmxBf16() ? AmxRounds : nullptr;
 }
 
 }  // namespace fa2::peak

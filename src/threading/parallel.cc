@@ -1,6 +1,5 @@
 #include "src/threading/parallel.h"
 
-#include <pthread.h>
 #include <tbb/global_control.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
@@ -11,12 +10,10 @@
 #include <thread>
 #include <vector>
 
+#include "src/platform/fork_count.h"
+
 namespace fa2::threading {
 namespace {
-
-// Counts forks that this process descends from: an arena made before one of
-// them has lost its workers.
-std::atomic<int> g_forks{0};
 
 // ThreadSanitizer does not see the synchronisation inside TBB, which
 // distributions build without it.
@@ -27,13 +24,6 @@ constexpr bool kOwnThreads = __has_feature(thread_sanitizer);
 #else
 constexpr bool kOwnThreads = false;
 #endif
-
-int Forks() {
-  static const int registered =
-      pthread_atfork(nullptr, nullptr, [] { g_forks.fetch_add(1); });
-  (void)registered;
-  return g_forks.load();
-}
 
 // Without this TBB has as many workers as cores, and says so on stderr when an
 // arena asks for more.
@@ -49,8 +39,9 @@ void AllowManyWorkers() {
 class Pool::Arena {
  public:
   explicit Arena(int num_threads)
-      : forks((AllowManyWorkers(), Forks())), arena(num_threads) {}
-  int forks;
+      : forks((AllowManyWorkers(), platform::ForkCount())),
+        arena(num_threads) {}
+  int forks;  // an arena made before a fork has lost its workers
   tbb::task_arena arena;
 };
 
@@ -60,7 +51,7 @@ Pool::Pool(int num_threads)
 Pool::~Pool() {
   // Taking down an arena whose workers were lost by a fork would wait for them
   // for ever.
-  if (arena_->forks != Forks()) (void)arena_.release();
+  if (arena_->forks != platform::ForkCount()) (void)arena_.release();
 }
 
 void Pool::Run(int64_t items, Function function, const void* body) const {
@@ -78,7 +69,7 @@ void Pool::Run(int64_t items, Function function, const void* body) const {
       function(body, item, worker);
     }
   };
-  if (kOwnThreads || arena_->forks != Forks()) {
+  if (kOwnThreads || arena_->forks != platform::ForkCount()) {
     std::vector<std::thread> threads;
     for (int worker = 1; worker < workers; ++worker)
       threads.emplace_back(work, worker);
@@ -165,7 +156,7 @@ void Pool::RunTogether(int threads, TeamFunction function,
     Team team(1, 0, nullptr);
     return run(&team);
   }
-  if (kOwnThreads || arena_->forks != Forks()) {
+  if (kOwnThreads || arena_->forks != platform::ForkCount()) {
     ThreadLauncher launcher;
     return RunTeam(threads, launcher, run);
   }

@@ -1,30 +1,20 @@
 #include "src/threading/workspace.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <string>
+
+#include "src/platform/pages.h"
 
 namespace fa2::threading {
 namespace {
 
-// Large workspaces ask for 2 MiB pages: with 4 KiB pages the packed operands
-// of one block alone would need more entries than the first-level TLB has (64).
-constexpr size_t kHugePage = size_t{2} << 20;
-
 void* AllocatePages(void*, size_t bytes, size_t alignment) {
-  if (bytes < kHugePage) {
-    return std::aligned_alloc(alignment, AlignUp(bytes, alignment));
-  }
-  void* memory = std::aligned_alloc(kHugePage, AlignUp(bytes, kHugePage));
-  if (memory != nullptr) {
-    (void)madvise(memory, AlignUp(bytes, kHugePage), MADV_HUGEPAGE);
-  }
-  return memory;
+  return platform::AllocatePages(bytes, alignment);
 }
 
-void ReleasePages(void*, void* memory, size_t) { std::free(memory); }
+void ReleasePages(void*, void* memory, size_t) {
+  platform::ReleasePages(memory);
+}
 
 Allocator OrDefault(const Allocator& allocator) {
   return allocator.allocate == nullptr

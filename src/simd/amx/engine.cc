@@ -35,8 +35,8 @@ HWY_AFTER_NAMESPACE();
 
 #if FA2_AMX_TARGET != 0
 #include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+
+#include "src/platform/amx_permission.h"
 #endif
 
 namespace fa2::simd {
@@ -45,24 +45,11 @@ namespace {
 HWY_EXPORT(HardwareAmxEngine);
 
 #if FA2_AMX_TARGET != 0
-bool CpuHasAmxBf16() {
+// AVX512_BF16, for vcvtne2ps2bf16.
+bool CpuHasAvx512Bf16() {
   uint32_t a, b, c, d;
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
-  const bool bf16 = (d >> 22 & 1) != 0;
-  const bool tile = (d >> 24 & 1) != 0;
-  if (!bf16 || !tile) return false;
-  // AVX512_BF16, for vcvtne2ps2bf16.
   if (__get_cpuid_count(7, 1, &a, &b, &c, &d) == 0) return false;
   return (a >> 5 & 1) != 0;
-}
-
-// Linux hands out the tile registers' 8 KiB of state only on request, once a
-// process (Documentation/arch/x86/xstate.rst): ARCH_REQ_XCOMP_PERM of
-// XFEATURE_XTILEDATA. Seccomp or an old kernel may refuse.
-bool RequestTilePermission() {
-  constexpr long kArchReqXcompPerm = 0x1023;
-  constexpr long kXtileData = 18;
-  return syscall(SYS_arch_prctl, kArchReqXcompPerm, kXtileData) == 0;
 }
 #endif
 
@@ -71,7 +58,7 @@ bool RequestTilePermission() {
 bool AmxAvailable() {
 #if FA2_AMX_TARGET != 0
   static const bool available = (AvailableTargets() & FA2_AMX_TARGET) != 0 &&
-                                CpuHasAmxBf16() && RequestTilePermission();
+                                CpuHasAvx512Bf16() && platform::MayUseAmxBf16();
   return available;
 #else
   return false;
