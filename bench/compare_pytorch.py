@@ -91,7 +91,7 @@ class PyTorch:
 
 
 class Fa2Package:
-    """Runs a case with the Python package fa2 on PyTorch's tensors."""
+    """Runs a case with the Python package fa2_cpu on PyTorch's tensors."""
 
     def __init__(self, case, pytorch):
         import fa2_cpu as fa2
@@ -223,7 +223,7 @@ def parse_arguments():
     parser.add_argument("--case", action="append", help="this case only; may be repeated")
     parser.add_argument("--filter", default="", help="only cases that match this regular expression")
     parser.add_argument("--bench", type=pathlib.Path,
-                        help="use this bench_attention even where the package fa2 is importable")
+                        help="use this bench_attention even where the package fa2_cpu is importable")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("compare_pytorch"),
                         help="OUT.json, OUT.md, OUT.png (default compare_pytorch)")
     parser.add_argument("--min-time", type=float, default=0.05,
@@ -252,7 +252,7 @@ def main():
     if options.bench is not None:
         binary = options.bench.resolve()
         if not binary.is_file():
-            sys.exit(f"neither the Python package fa2 nor the bench binary {binary} is there")
+            sys.exit(f"neither the Python package fa2_cpu nor the bench binary {binary} is there")
         through = "bench_attention"
         make_fa2 = lambda case, pytorch: Fa2Bench(case, str(binary))  # noqa: E731
 

@@ -1,6 +1,6 @@
 """NumPy alone: one attention layer learns to look at the first token, by hand-written steps.
 
-Shows fa2.attention_forward and attention_backward, cross_entropy, embedding_backward, and a check of the gradients
+Shows fa2_cpu.attention_forward and attention_backward, cross_entropy, embedding_backward, and a check of the gradients
 against the float64 oracle.
 """
 

@@ -1,6 +1,6 @@
 """The float64 oracle: attention by plain loops, to check any kernel against.
 
-The functions take the arguments of fa2.attention_forward and fa2.attention_backward and compute in
+The functions take the arguments of fa2_cpu.attention_forward and fa2_cpu.attention_backward and compute in
 double whatever the inputs are; every result is float64 unless grad_dtype says otherwise. Slow, and
 O(Nq · Nk) memory a head. precision and num_threads have no effect.
 """
@@ -36,7 +36,7 @@ def attention_forward(
     precision: str = "fast",
     num_threads: int | None = None,
 ) -> tuple[Array, Array]:
-    """fa2.attention_forward in float64: (out, lse), both float64."""
+    """fa2_cpu.attention_forward in float64: (out, lse), both float64."""
     return forward(
         q, k, v, reference=True, layout=layout, scale=scale, causal=causal, window=window, bias=bias,
         softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, dropout_p=dropout_p,
@@ -72,7 +72,7 @@ def attention_backward(
     grad_dtype: Any = None,
     want_dbias: bool = False,
 ) -> Gradients:
-    """fa2.attention_backward in float64: gradients in float64, or in grad_dtype."""
+    """fa2_cpu.attention_backward in float64: gradients in float64, or in grad_dtype."""
     return backward(
         dout, q, k, v, out, lse, dlse=dlse, grad_dtype=grad_dtype, want_dbias=want_dbias,
         reference=True, layout=layout, scale=scale, causal=causal, window=window, bias=bias,

@@ -180,7 +180,7 @@ void BindAttention(nb::module_& module) {
              "cu_seqlens_q"_a = nb::none(), "cu_seqlens_k"_a = nb::none(),
              "max_seqlen_q"_a = 0, "max_seqlen_k"_a = 0, "precision"_a = "fast",
              "num_threads"_a = nb::none(), "reference"_a = false,
-             "Writes out and lse (see fa2.attention_forward).");
+             "Writes out and lse (see fa2_cpu.attention_forward).");
   module.def("attention_backward", &Backward, "dout"_a, "q"_a, "k"_a, "v"_a,
              "out"_a.none(), "lse"_a, "dlse"_a.none(), "delta"_a.none(),
              "dq"_a.none(), "dk"_a.none(), "dv"_a.none(), "dbias"_a.none(),
@@ -195,7 +195,7 @@ void BindAttention(nb::module_& module) {
              "max_seqlen_q"_a = 0, "max_seqlen_k"_a = 0, "precision"_a = "fast",
              "num_threads"_a = nb::none(), "reference"_a = false,
              "Writes the gradients that are not None (see "
-             "fa2.attention_backward).");
+             "fa2_cpu.attention_backward).");
   module.def("philox_keep_mask", &KeepMask, "keep"_a, "dropout_p"_a, "seed"_a,
              "offset"_a, "Writes the bool array keep.");
 }

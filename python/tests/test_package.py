@@ -65,6 +65,36 @@ def test_imports_are_lazy():
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
+def test_works_beside_the_package_called_fa2(tmp_path):
+    """ForceAtlas2 owns the import name fa2, and has a compiled fa2.fa2util as well."""
+    (tmp_path / "fa2").mkdir()
+    (tmp_path / "fa2" / "__init__.py").write_text("from .forceatlas2 import ForceAtlas2\n")
+    (tmp_path / "fa2" / "forceatlas2.py").write_text("class ForceAtlas2:\n    pass\n")
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import numpy
+from fa2 import ForceAtlas2
+import fa2_cpu
+assert sys.modules["fa2"].ForceAtlas2 is ForceAtlas2
+q = numpy.ones((1, 1, 4, 8), numpy.float32)
+assert fa2_cpu.attention_forward(q, q, q)[0].shape == q.shape
+try:
+    import torch
+except ImportError:
+    pass
+else:
+    import fa2_cpu.torch, fa2_cpu.flash_attn
+    q = torch.ones(1, 1, 4, 8)
+    assert fa2_cpu.torch.scaled_dot_product_attention(q, q, q).equal(q)
+import fa2
+assert not hasattr(fa2, "attention_forward")
+print("ran")
+"""
+    run = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert run.stdout.strip() == "ran", run.stderr
+
+
 def test_public_names_are_documented():
     for name in fa2.__all__:
         if name != "__version__":

@@ -126,6 +126,6 @@ def test_fork_after_a_call():
     # A fork that uses as many threads as its parent.
     child = os.fork()
     if child == 0:
-        same = torch.equal(torch.from_numpy(fa2.attention_forward(*[q.numpy()] * 3)[0]), before)
+        same = torch.equal(torch.from_numpy(fa2_cpu.attention_forward(*[q.numpy()] * 3)[0]), before)
         os._exit(0 if same else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -132,7 +132,7 @@ def attention_op(
     max_seqlen_k: int,
     precision: str,
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse) of fa2.attention_forward; philox is int64 [2]: seed and offset; causal "" is None."""
+    """(out, lse) of fa2_cpu.attention_forward; philox is int64 [2]: seed and offset; causal "" is None."""
     out, lse = _allocate_forward(q, v, layout)
     options = _options(
         q, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, layout, scale, causal,
@@ -262,9 +262,9 @@ def attention(
     max_seqlen_k: int = 0,
     precision: str = "torch",
 ) -> tuple[Tensor, Tensor]:
-    """fa2.attention_forward as a differentiable PyTorch function: (out, lse).
+    """fa2_cpu.attention_forward as a differentiable PyTorch function: (out, lse).
 
-    The arguments are those of fa2.attention_forward, where q, k, v, bias, alibi_slopes and sinks may
+    The arguments are those of fa2_cpu.attention_forward, where q, k, v, bias, alibi_slopes and sinks may
     require gradients and lse may be used in the loss. Differences: precision "torch" is "exact" for
     f32 if torch.get_float32_matmul_precision() is "highest", else "high" (other dtypes: "fast");
     philox is an int64 tensor [seed, offset], drawn from PyTorch's generator when dropout_p > 0 and
