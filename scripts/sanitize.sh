@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs the tests under sanitizers.
-#   scripts/sanitize.sh [asan|tsan|asan-short]...      default: asan and tsan; asan includes undefined behaviour
-# asan-short, which CI runs, leaves out AVX-512, SSE4 and SSSE3 (6592 names them to Highway), builds at -O1, and runs
-# each suite once, on a quarter of its cases.
+#   scripts/sanitize.sh [asan|tsan|asan-short|tsan-short]...    default: asan and tsan; asan includes undefined behaviour
+# The short ones, which CI runs, leave out AVX-512, SSE4 and SSSE3 (6592 names them to Highway), build at -O1, and run
+# each suite once, on a quarter of its cases; tsan-short those that share work between threads.
 # Environment: FA2_TESTS (a ctest -R pattern; default: all tests).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
