@@ -257,8 +257,9 @@ fa2_attention_reference_backward(const fa2_attention_backward_args* args);
 /* ---- The other kernels of a training step -------------------------------- */
 
 /* Arrays of rows are [.., .., rows, dim] with contiguous rows, vectors [1, 1,
- * 1, n]; f32 or bf16 where nothing else is said. fa2/training_ops.h has the
- * formulas, and which strides and dtypes each tensor may have. */
+ * 1, n]; f32, bf16, f16 or f64 where nothing else is said.
+ * fa2/training_ops.h has the formulas, and which strides and dtypes each tensor
+ * may have. */
 
 /* out[.., .., c, r] = in[.., .., r, c]. */
 FA2_EXPORT fa2_status fa2_transpose_2d(const fa2_const_tensor* in,
@@ -293,6 +294,43 @@ typedef struct fa2_rms_norm_backward_args {
 FA2_EXPORT fa2_status fa2_rms_norm_backward(
     const fa2_rms_norm_backward_args* args, fa2_context* context);
 
+/* Rotary position embedding: pairs of the first 2 * cos.sizes[3] elements of a
+ * row turn; the backward turns back. */
+typedef struct fa2_rotary_embedding_args {
+  size_t struct_size;
+  fa2_const_tensor x;        /* [B, H, N, dim] */
+  fa2_const_tensor cos, sin; /* [1 or B, 1, N, R / 2], R <= dim */
+  fa2_tensor y;              /* as x */
+  int32_t interleaved;       /* 0: pairs (i, i + R / 2), else (2i, 2i + 1) */
+  int32_t reserved;          /* 0 */
+} fa2_rotary_embedding_args;
+FA2_EXPORT fa2_status fa2_rotary_embedding(
+    const fa2_rotary_embedding_args* args, fa2_context* context);
+
+typedef struct fa2_rotary_embedding_backward_args {
+  size_t struct_size;
+  fa2_const_tensor dy;       /* [B, H, N, dim] */
+  fa2_const_tensor cos, sin; /* as in the forward */
+  fa2_tensor dx;             /* as dy */
+  int32_t interleaved;
+  int32_t reserved; /* 0 */
+} fa2_rotary_embedding_backward_args;
+FA2_EXPORT fa2_status fa2_rotary_embedding_backward(
+    const fa2_rotary_embedding_backward_args* args, fa2_context* context);
+
+/* y = gate / (1 + exp(-gate)) * up. */
+FA2_EXPORT fa2_status fa2_swiglu(const fa2_const_tensor* gate,
+                                 const fa2_const_tensor* up,
+                                 const fa2_tensor* y, fa2_context* context);
+
+typedef struct fa2_swiglu_backward_args {
+  size_t struct_size;
+  fa2_const_tensor dy, gate, up; /* [.., .., rows, dim] */
+  fa2_tensor dgate, dup;         /* as gate; each may be left out */
+} fa2_swiglu_backward_args;
+FA2_EXPORT fa2_status fa2_swiglu_backward(const fa2_swiglu_backward_args* args,
+                                          fa2_context* context);
+
 /* dweight[ids[t]] += dy[t]. */
 typedef struct fa2_embedding_backward_args {
   size_t struct_size;
@@ -315,9 +353,14 @@ typedef struct fa2_cross_entropy_args {
   int64_t ignore_index;
   int64_t count;      /* >= 0; 0: the call does nothing */
   fa2_tensor loss;    /* one element, f32 or f64 */
-  fa2_tensor dlogits; /* as logits, overwritten */
+  fa2_tensor dlogits; /* as logits, overwritten; may be the logits */
   int32_t overwrite_loss;
-  int32_t reserved; /* 0 */
+  int32_t reserved;         /* 0 */
+  double label_smoothing;   /* in [0, 1] */
+  double z_loss;            /* finite, >= 0 */
+  fa2_const_tensor weights; /* f32 or f64 [1, 1, 1, positions] */
+  fa2_tensor losses;        /* f32 or f64 [1, 1, 1, positions] */
+  fa2_tensor z_loss_part;   /* one element, f32 or f64 */
 } fa2_cross_entropy_args;
 FA2_EXPORT fa2_status fa2_cross_entropy(const fa2_cross_entropy_args* args,
                                         fa2_context* context);

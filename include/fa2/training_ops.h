@@ -1,6 +1,7 @@
 // The kernels of a transformer's training step beside attention: transpose,
-// softmax, RMS norm, embedding gradient, cross entropy, and causal
-// self-attention whose backward needs nothing from the forward.
+// softmax, RMS norm, rotary position embedding, SwiGLU, embedding gradient,
+// cross entropy, and causal self-attention whose backward needs nothing from
+// the forward.
 //
 // Views. An array of rows is [.., .., rows, dim]: all dimensions but the last
 // are rows, in row-major order, with any strides (those of an input may be
@@ -8,8 +9,8 @@
 // targets, loss) are [1, 1, 1, n]; ids and targets may have any stride. Any
 // size may be 0; an array without elements may have no data.
 //
-// Types. f32 or bf16 where nothing else is said. All arithmetic is in f32 or
-// better, and a result is rounded once, when it is stored.
+// Types. f32, bf16, f16 or f64 where nothing else is said. Arithmetic is in f32
+// or better, in f64 for f64, and a result is rounded once, when it is stored.
 //
 // Accumulating. Sums over rows (dweight, loss, dk, dv) are added to what the
 // output holds, as several calls of one training step want it; accumulate =
@@ -73,6 +74,46 @@ struct RmsNormBackwardArgs {
 FA2_EXPORT Status RmsNormBackward(const RmsNormBackwardArgs& args,
                                   Context* context = nullptr);
 
+// Rotary position embedding (Su et al. 2021, arXiv:2104.09864). The first R
+// elements of a row turn in pairs: with (a, b) elements (i, i + R / 2), or (2i,
+// 2i + 1) when interleaved,
+//   y_a = x_a cos_i - x_b sin_i,   y_b = x_b cos_i + x_a sin_i.
+// The other dim - R elements are copied.
+struct RotaryEmbeddingArgs {
+  ConstTensorView x;  // [B, H, N, dim]
+  // [1, 1, N, R / 2] or [B, 1, N, R / 2] with R <= dim, in the type of x or
+  // f32; one type for both.
+  ConstTensorView cos, sin;
+  bool interleaved = false;
+  TensorView y;  // the shape and type of x
+};
+FA2_EXPORT Status RotaryEmbedding(const RotaryEmbeddingArgs& args,
+                                  Context* context = nullptr);
+
+// dx, the gradient of x: dy turned back. cos and sin have no gradient.
+struct RotaryEmbeddingBackwardArgs {
+  ConstTensorView dy;        // [B, H, N, dim]
+  ConstTensorView cos, sin;  // as in the forward
+  bool interleaved = false;
+  TensorView dx;  // the shape and type of dy
+};
+FA2_EXPORT Status RotaryEmbeddingBackward(
+    const RotaryEmbeddingBackwardArgs& args, Context* context = nullptr);
+
+// y = gate / (1 + exp(-gate)) * up (Shazeer 2020, arXiv:2002.05202). All [..,
+// .., rows, dim] of one type.
+FA2_EXPORT Status SwiGlu(const ConstTensorView& gate, const ConstTensorView& up,
+                         const TensorView& y, Context* context = nullptr);
+
+struct SwiGluBackwardArgs {
+  ConstTensorView dy, gate, up;  // [.., .., rows, dim] of one type
+  // With s = 1 / (1 + exp(-gate)): dgate = dy * up * s * (1 + gate * (1 - s)),
+  // dup = dy * gate * s. The shape and type of gate; each optional.
+  TensorView dgate, dup;
+};
+FA2_EXPORT Status SwiGluBackward(const SwiGluBackwardArgs& args,
+                                 Context* context = nullptr);
+
 struct EmbeddingBackwardArgs {
   ConstTensorView dy;  // [.., .., tokens, dim]
   // i32 or i64 [1, 1, 1, tokens], one for every row of dy, in [0,
@@ -100,9 +141,26 @@ struct CrossEntropyArgs {
   // f64. Optional.
   TensorView loss;
   bool accumulate_loss = true;
-  // (softmax(logits) - one_hot(target)) / count, 0 for ignored positions;
-  // the shape and type of logits. Optional.
+  // Gradient of the loss, without the above (softmax(logits) -
+  // one_hot(target)) / count; 0 for ignored positions. The shape and type of
+  // logits, and may be the logits themselves, in place. Optional.
   TensorView dlogits;
+  // The target's share of the distribution that is learned is 1 -
+  // label_smoothing + label_smoothing / vocab, that of any other id
+  // label_smoothing / vocab; in [0, 1].
+  double label_smoothing = 0.0;
+  // Adds z_loss * logsumexp(logits)^2 to the loss of a position (Chowdhery et
+  // al. 2022, arXiv:2204.02311); finite, >= 0.
+  double z_loss = 0.0;
+  // Factor of every position's loss and gradient; f32 or f64 [1, 1, 1,
+  // positions]. It does not change count. Optional.
+  ConstTensorView weights;
+  // The loss of every position, not divided by count, 0 for ignored ones; f32
+  // or f64 [1, 1, 1, positions]. Optional.
+  TensorView losses;
+  // The part of `loss` that z_loss added; as loss, and accumulated as loss is.
+  // Optional.
+  TensorView z_loss_part;
 };
 FA2_EXPORT Status CrossEntropy(const CrossEntropyArgs& args,
                                Context* context = nullptr);

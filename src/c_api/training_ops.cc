@@ -41,6 +41,59 @@ Status RmsNormBackward(const fa2_rms_norm_backward_args* given,
   return fa2::RmsNormBackward(args, ToContext(context));
 }
 
+Status RotaryEmbedding(const fa2_rotary_embedding_args* given,
+                       fa2_context* context) {
+  fa2_rotary_embedding_args from = {};
+  Status status =
+      ReadArgs(given, offsetof(fa2_rotary_embedding_args, interleaved), &from);
+  RotaryEmbeddingArgs args;
+  if (status.ok()) {
+    status = ConvertInputs({{"x", from.x, &args.x},
+                            {"cos", from.cos, &args.cos},
+                            {"sin", from.sin, &args.sin}});
+  }
+  if (status.ok()) status = ConvertOutputs({{"y", from.y, &args.y}});
+  if (!status.ok()) return status;
+  args.interleaved = from.interleaved != 0;
+  return fa2::RotaryEmbedding(args, ToContext(context));
+}
+
+Status RotaryEmbeddingBackward(const fa2_rotary_embedding_backward_args* given,
+                               fa2_context* context) {
+  fa2_rotary_embedding_backward_args from = {};
+  Status status = ReadArgs(
+      given, offsetof(fa2_rotary_embedding_backward_args, interleaved), &from);
+  RotaryEmbeddingBackwardArgs args;
+  if (status.ok()) {
+    status = ConvertInputs({{"dy", from.dy, &args.dy},
+                            {"cos", from.cos, &args.cos},
+                            {"sin", from.sin, &args.sin}});
+  }
+  if (status.ok()) status = ConvertOutputs({{"dx", from.dx, &args.dx}});
+  if (!status.ok()) return status;
+  args.interleaved = from.interleaved != 0;
+  return fa2::RotaryEmbeddingBackward(args, ToContext(context));
+}
+
+Status SwiGluBackward(const fa2_swiglu_backward_args* given,
+                      fa2_context* context) {
+  fa2_swiglu_backward_args from = {};
+  Status status = ReadStruct("args", given,
+                             offsetof(fa2_swiglu_backward_args, dgate), &from);
+  SwiGluBackwardArgs args;
+  if (status.ok()) {
+    status = ConvertInputs({{"dy", from.dy, &args.dy},
+                            {"gate", from.gate, &args.gate},
+                            {"up", from.up, &args.up}});
+  }
+  if (status.ok()) {
+    status = ConvertOutputs(
+        {{"dgate", from.dgate, &args.dgate}, {"dup", from.dup, &args.dup}});
+  }
+  if (!status.ok()) return status;
+  return fa2::SwiGluBackward(args, ToContext(context));
+}
+
 Status EmbeddingBackward(const fa2_embedding_backward_args* given,
                          fa2_context* context) {
   fa2_embedding_backward_args from = {};
@@ -65,16 +118,22 @@ Status CrossEntropy(const fa2_cross_entropy_args* given, fa2_context* context) {
   CrossEntropyArgs args;
   if (status.ok()) {
     status = ConvertInputs({{"logits", from.logits, &args.logits},
-                            {"targets", from.targets, &args.targets}});
+                            {"targets", from.targets, &args.targets},
+                            {"weights", from.weights, &args.weights}});
   }
   if (status.ok()) {
-    status = ConvertOutputs({{"loss", from.loss, &args.loss},
-                             {"dlogits", from.dlogits, &args.dlogits}});
+    status =
+        ConvertOutputs({{"loss", from.loss, &args.loss},
+                        {"dlogits", from.dlogits, &args.dlogits},
+                        {"losses", from.losses, &args.losses},
+                        {"z_loss_part", from.z_loss_part, &args.z_loss_part}});
   }
   if (!status.ok()) return status;
   if (from.has_ignore_index != 0) args.ignore_index = from.ignore_index;
   if (from.has_count != 0) args.count = from.count;
   args.accumulate_loss = from.overwrite_loss == 0;
+  args.label_smoothing = from.label_smoothing;
+  args.z_loss = from.z_loss;
   return fa2::CrossEntropy(args, ToContext(context));
 }
 
@@ -172,6 +231,38 @@ fa2_status fa2_rms_norm_backward(const fa2_rms_norm_backward_args* args,
                                  fa2_context* context) {
   return Guard("fa2_rms_norm_backward",
                [&] { return fa2::c_api::RmsNormBackward(args, context); });
+}
+
+fa2_status fa2_rotary_embedding(const fa2_rotary_embedding_args* args,
+                                fa2_context* context) {
+  return Guard("fa2_rotary_embedding",
+               [&] { return fa2::c_api::RotaryEmbedding(args, context); });
+}
+
+fa2_status fa2_rotary_embedding_backward(
+    const fa2_rotary_embedding_backward_args* args, fa2_context* context) {
+  return Guard("fa2_rotary_embedding_backward", [&] {
+    return fa2::c_api::RotaryEmbeddingBackward(args, context);
+  });
+}
+
+fa2_status fa2_swiglu(const fa2_const_tensor* gate, const fa2_const_tensor* up,
+                      const fa2_tensor* y, fa2_context* context) {
+  return Guard("fa2_swiglu", [&] {
+    ConstTensorView from, factor;
+    TensorView to;
+    Status status = Convert("gate", gate, &from);
+    if (status.ok()) status = Convert("up", up, &factor);
+    if (status.ok()) status = Convert("y", y, &to);
+    if (!status.ok()) return status;
+    return fa2::SwiGlu(from, factor, to, ToContext(context));
+  });
+}
+
+fa2_status fa2_swiglu_backward(const fa2_swiglu_backward_args* args,
+                               fa2_context* context) {
+  return Guard("fa2_swiglu_backward",
+               [&] { return fa2::c_api::SwiGluBackward(args, context); });
 }
 
 fa2_status fa2_embedding_backward(const fa2_embedding_backward_args* args,

@@ -27,6 +27,10 @@ inline int64_t RowCount(const ConstTensorView& view) {
   return view.sizes[0] * view.sizes[1] * view.sizes[2];
 }
 
+// What training kernels compute with.
+inline constexpr std::initializer_list<DType> kFloats = {
+    DType::kF32, DType::kBF16, DType::kF16, DType::kF64};
+
 // "[1, 1, 3, 4]".
 std::string ShapeText(const std::array<int64_t, 4>& sizes);
 

@@ -35,8 +35,7 @@ Status CheckHeads(const CausalAttentionBackwardArgs& args) {
 }
 
 Status CheckQ(const ConstTensorView& q, int64_t num_heads) {
-  Status status = CheckRows(
-      {"q", q}, {DType::kF32, DType::kBF16, DType::kF16, DType::kF64});
+  Status status = CheckRows({"q", q}, kFloats);
   if (status.ok() && (q.sizes[0] != 1 || q.sizes[3] % num_heads != 0)) {
     status = Status::InvalidArgument(
         "q is " + ShapeText(q.sizes) +

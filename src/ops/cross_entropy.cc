@@ -28,17 +28,27 @@ namespace fa2::ops {
 
 struct CrossEntropyJob {
   RowArray logits, dlogits;
-  ConstTensorView targets;
+  ConstTensorView targets, weights;
   int64_t ignore_index = 0;
   int64_t rows = 0;
   size_t vocab = 0;
   double one_over_count = 0.0;
-  bool bf16 = false;
+  double label_smoothing = 0.0;
+  double z_loss = 0.0;
+  DType dtype = DType::kF32;
   bool want_dlogits = false;
-  bool stream = false;       // write past the caches
-  float* scratch = nullptr;  // ExpScratch(vocab) floats a worker
-  double* losses = nullptr;  // of every row, not divided by the count
+  bool stream = false;           // write past the caches
+  std::byte* scratch = nullptr;  // ExpScratch(vocab) numbers a worker
+  double* losses = nullptr;      // of every row, not divided by the count
+  double* z_losses = nullptr;    // their part that z_loss weighs
 };
+
+inline double RealAt(const ConstTensorView& x, int64_t i) {
+  const int64_t at = i * x.strides[3];
+  return x.dtype == DType::kF64
+             ? static_cast<const double*>(x.data)[at]
+             : static_cast<double>(static_cast<const float*>(x.data)[at]);
+}
 
 }  // namespace fa2::ops
 #endif  // FA2_SRC_OPS_CROSS_ENTROPY_ONCE_
@@ -46,24 +56,26 @@ struct CrossEntropyJob {
 HWY_BEFORE_NAMESPACE();
 namespace fa2::ops::HWY_NAMESPACE {
 
-// p - 1 at the target of a row that is written, from a p that is not rounded
-// yet.
+// The gradient at the target of a row that is written, from a p that is not
+// rounded yet.
 template <typename T>
 struct TargetGradient {
   T* out = nullptr;
-  float value = 0.0f;
+  Computed<T> value = 0;
 };
 
 template <typename T>
 void CrossEntropyRowsOf(const CrossEntropyJob& job, RowRange rows,
-                        float* scratch) {
-  const hn::ScalableTag<float> d;
+                        Computed<T>* scratch) {
+  const hn::ScalableTag<Computed<T>> d;
+  const double smoothing = job.label_smoothing;
+  const double one_over_vocab = 1.0 / static_cast<double>(job.vocab);
   ScaledRow<T> last;
   TargetGradient<T> at_last;
   for (int64_t row = rows.begin; row < rows.end; ++row) {
     const int64_t target = IndexAt(job.targets, row);
     if (target == job.ignore_index) {
-      job.losses[row] = 0.0;
+      job.losses[row] = job.z_losses[row] = 0.0;
       if (job.want_dlogits) {
         WriteRow(d, job.dlogits.Out<T>(row), job.vocab, job.stream,
                  [&](size_t, size_t) HWY_ATTR { return hn::Zero(d); });
@@ -71,30 +83,58 @@ void CrossEntropyRowsOf(const CrossEntropyJob& job, RowRange rows,
       continue;
     }
     const T* HWY_RESTRICT logits = job.logits.In<T>(row);
-    const RowExpSum sum = SumExpOfRow(
+    // Before the row is overwritten, if dlogits are to take its place.
+    const double at_target = static_cast<double>(Widen(logits[target]));
+    const double mean =
+        smoothing == 0.0
+            ? 0.0
+            : one_over_vocab *
+                  SumRow(d, job.vocab, [&](size_t i, size_t left) HWY_ATTR {
+                    return LoadUpTo(d, logits + i, left);
+                  });
+    const auto sum = SumExpOfRow(
         d, logits, job.vocab, job.logits.In<T>(std::min(row + 1, job.rows - 1)),
         scratch, last);
-    if (last.out != nullptr) FromFloat(at_last.value, at_last.out);
-    const double at_target =
-        static_cast<double>(ToFloat(logits[target])) - sum.max;
-    job.losses[row] = std::log(sum.sum) - at_target;
+    if (last.out != nullptr) Narrow(at_last.value, at_last.out);
+    const double weight = job.weights.given() ? RealAt(job.weights, row) : 1.0;
+    // Differences to the maximum: logits of 1e4 would take the digits of the
+    // logarithm otherwise.
+    const double log_sum = std::log(sum.sum);
+    const double lse = log_sum + sum.max;
+    const double z_loss = job.z_loss == 0.0 ? 0.0 : job.z_loss * lse * lse;
+    double loss = log_sum - (at_target - sum.max);
+    if (smoothing != 0.0) {
+      loss += smoothing * (at_target - mean);
+    }
+    job.losses[row] = weight * (loss + z_loss);
+    job.z_losses[row] = weight * z_loss;
     if (!job.want_dlogits) continue;
-    last = {job.dlogits.Out<T>(row), sum.max, job.one_over_count / sum.sum,
-            job.stream};
-    const double p = std::exp(at_target) / sum.sum;
+    const double scale = weight * job.one_over_count;
+    // dlogits = scale (p (1 + 2 z_loss lse) - (1 - smoothing) one_hot
+    //                  - smoothing / vocab).
+    const double of_p =
+        scale * (job.z_loss == 0.0 ? 1.0 : 1.0 + 2.0 * job.z_loss * lse);
+    const double everywhere = -scale * smoothing * one_over_vocab;
+    last = {job.dlogits.Out<T>(row), sum.max, of_p / sum.sum,
+            static_cast<Computed<T>>(everywhere), job.stream};
+    const double p = std::exp(at_target - sum.max) / sum.sum;
     at_last = {last.out + target,
-               static_cast<float>((p - 1.0) * job.one_over_count)};
+               static_cast<Computed<T>>(of_p * p - scale * (1.0 - smoothing) +
+                                        everywhere)};
   }
   WriteScaledRow(d, scratch, job.vocab, last);
-  if (last.out != nullptr) FromFloat(at_last.value, at_last.out);
+  if (last.out != nullptr) Narrow(at_last.value, at_last.out);
   hwy::FlushStream();
 }
 
 void CrossEntropyRows(const CrossEntropyJob& job, RowRange rows, int worker) {
-  float* const scratch =
-      job.scratch + static_cast<size_t>(worker) * ExpScratch(job.vocab);
-  job.bf16 ? CrossEntropyRowsOf<Bf16>(job, rows, scratch)
-           : CrossEntropyRowsOf<float>(job, rows, scratch);
+  WithElement(job.dtype, [&](auto element) {
+    using T = decltype(element);
+    CrossEntropyRowsOf<T>(
+        job, rows,
+        reinterpret_cast<Computed<T>*>(job.scratch) +
+            static_cast<size_t>(worker) * ExpScratch(job.vocab));
+  });
 }
 
 }  // namespace fa2::ops::HWY_NAMESPACE
@@ -109,30 +149,73 @@ namespace {
 
 HWY_EXPORT(CrossEntropyRows);
 
-void WriteLoss(const TensorView& loss, bool accumulate, double value) {
-  if (loss.dtype == DType::kF64) {
-    auto* const to = static_cast<double*>(loss.data);
-    *to = (accumulate ? *to : 0.0) + value;
+void WriteReal(const TensorView& out, int64_t i, bool accumulate,
+               double value) {
+  const int64_t at = i * out.strides[3];
+  if (out.dtype == DType::kF64) {
+    double& to = static_cast<double*>(out.data)[at];
+    to = (accumulate ? to : 0.0) + value;
   } else {
-    auto* const to = static_cast<float*>(loss.data);
-    *to = static_cast<float>((accumulate ? *to : 0.0) + value);
+    float& to = static_cast<float*>(out.data)[at];
+    to = static_cast<float>((accumulate ? to : 0.0) + value);
   }
+}
+
+double Sum(const double* x, int64_t n) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < n; ++i) sum += x[i];
+  return sum;
+}
+
+bool SameView(const ConstTensorView& a, const ConstTensorView& b) {
+  return a.data == b.data && a.sizes == b.sizes && a.strides == b.strides;
+}
+
+// The vectors of real numbers beside the logits.
+Status CheckReals(const CrossEntropyArgs& args) {
+  const int64_t positions = RowCount(args.logits);
+  const struct {
+    const char* name;
+    ConstTensorView view;
+    int64_t size;
+  } reals[] = {{"loss", args.loss, 1},
+               {"z_loss_part", args.z_loss_part, 1},
+               {"losses", args.losses, positions},
+               {"weights", args.weights, positions}};
+  for (const auto& real : reals) {
+    if (!real.view.given()) continue;
+    const Status status = CheckVector({real.name, real.view},
+                                      {DType::kF32, DType::kF64}, real.size);
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+Status CheckCoefficients(const CrossEntropyArgs& args) {
+  if (!(args.label_smoothing >= 0.0 && args.label_smoothing <= 1.0)) {
+    return Status::InvalidArgument("label_smoothing is " +
+                                   std::to_string(args.label_smoothing) +
+                                   "; it must be in [0, 1]");
+  }
+  if (!(std::isfinite(args.z_loss) && args.z_loss >= 0.0)) {
+    return Status::InvalidArgument("z_loss is " + std::to_string(args.z_loss) +
+                                   "; it must be finite and 0 or more");
+  }
+  return Status::Ok();
 }
 
 Status CheckCrossEntropy(const CrossEntropyArgs& args, int64_t* counted) {
   const ConstTensorView& logits = args.logits;
-  const ConstTensorView loss = args.loss;
   const ConstTensorView dlogits = args.dlogits;
-  Status status = CheckRows({"logits", logits}, {DType::kF32, DType::kBF16});
+  Status status = CheckRows({"logits", logits}, kFloats);
   if (status.ok()) {
     status = CheckVector({"targets", args.targets}, {DType::kI32, DType::kI64},
                          RowCount(logits));
   }
-  if (status.ok() && loss.given()) {
-    status = CheckVector({"loss", loss}, {DType::kF32, DType::kF64}, 1);
-  }
+  if (status.ok()) status = CheckReals(args);
+  if (status.ok()) status = CheckCoefficients(args);
   if (status.ok() && dlogits.given()) {
-    status = CheckRows({"dlogits", dlogits}, {DType::kF32, DType::kBF16});
+    status = CheckRows({"dlogits", dlogits}, kFloats);
     if (status.ok())
       status = CheckType({"dlogits", dlogits}, {"logits", logits});
     if (status.ok()) {
@@ -145,8 +228,19 @@ Status CheckCrossEntropy(const CrossEntropyArgs& args, int64_t* counted) {
                                      "; it must be 0 or more");
   }
   if (status.ok()) {
-    status = CheckOverlap({{"loss", loss}, {"dlogits", dlogits}},
-                          {{"logits", logits}, {"targets", args.targets}});
+    // In place: every row is read before it is written.
+    const ConstTensorView read =
+        SameView(logits, dlogits) ? ConstTensorView{} : logits;
+    const ConstTensorView loss = args.loss;
+    const ConstTensorView z_loss_part = args.z_loss_part;
+    const ConstTensorView losses = args.losses;
+    status = CheckOverlap({{"loss", loss},
+                           {"z_loss_part", z_loss_part},
+                           {"losses", losses},
+                           {"dlogits", dlogits}},
+                          {{"logits", read},
+                           {"targets", args.targets},
+                           {"weights", args.weights}});
   }
   if (status.ok()) {
     status = CheckIndices({"targets", args.targets}, logits.sizes[3],
@@ -170,6 +264,7 @@ Status CrossEntropy(const CrossEntropyArgs& args, Context* context) {
   CrossEntropyJob job;
   job.logits = RowArray(args.logits);
   job.targets = args.targets;
+  job.weights = args.weights;
   job.ignore_index = args.ignore_index;
   job.rows = rows;
   job.vocab = static_cast<size_t>(vocab);
@@ -177,7 +272,9 @@ Status CrossEntropy(const CrossEntropyArgs& args, Context* context) {
   job.one_over_count =
       1.0 /
       static_cast<double>(args.count.value_or(std::max<int64_t>(1, counted)));
-  job.bf16 = args.logits.dtype == DType::kBF16;
+  job.label_smoothing = args.label_smoothing;
+  job.z_loss = args.z_loss;
+  job.dtype = args.logits.dtype;
   job.want_dlogits = args.dlogits.given();
   if (job.want_dlogits) job.dlogits = RowArray(args.dlogits);
   job.stream = WritePastCaches(Elements(args.logits) *
@@ -187,13 +284,14 @@ Status CrossEntropy(const CrossEntropyArgs& args, Context* context) {
   const size_t loss_bytes = threading::AlignUp(
       sizeof(double) * static_cast<size_t>(std::max<int64_t>(1, rows)));
   status = context->impl().workspaces().Acquire(
-      loss_bytes +
-          ExpScratch(job.vocab) * sizeof(float) *
+      2 * loss_bytes +
+          ExpScratch(job.vocab) * ComputedSize(job.dtype) *
               static_cast<size_t>(context->impl().pool().num_threads()),
       &workspace);
   if (!status.ok()) return status;
   job.losses = reinterpret_cast<double*>(workspace.data());
-  job.scratch = reinterpret_cast<float*>(workspace.data() + loss_bytes);
+  job.z_losses = reinterpret_cast<double*>(workspace.data() + loss_bytes);
+  job.scratch = workspace.data() + 2 * loss_bytes;
 
   const int64_t step = PipelinedRowsPerItem(
       rows, vocab, args.logits.dtype, context->impl().pool().num_threads());
@@ -205,9 +303,17 @@ Status CrossEntropy(const CrossEntropyArgs& args, Context* context) {
         kernel(job, ItemRows(item, step, rows), worker);
       });
   if (args.loss.given()) {
-    double sum = 0.0;
-    for (int64_t row = 0; row < rows; ++row) sum += job.losses[row];
-    WriteLoss(args.loss, args.accumulate_loss, sum * job.one_over_count);
+    WriteReal(args.loss, 0, args.accumulate_loss,
+              Sum(job.losses, rows) * job.one_over_count);
+  }
+  if (args.z_loss_part.given()) {
+    WriteReal(args.z_loss_part, 0, args.accumulate_loss,
+              Sum(job.z_losses, rows) * job.one_over_count);
+  }
+  if (args.losses.given()) {
+    for (int64_t row = 0; row < rows; ++row) {
+      WriteReal(args.losses, row, /*accumulate=*/false, job.losses[row]);
+    }
   }
   return status;
 }

@@ -1,7 +1,7 @@
 // Gradient of an embedding table. Positions are sorted by id (stably, so that
 // sums have one order); each id's row then belongs to one item, which sums in
-// f32 and rounds once. An id that fills the whole batch still spreads over the
-// cores, by columns.
+// f32 (f64 for f64) and rounds once. An id that fills the whole batch still
+// spreads over the cores, by columns.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -26,7 +26,7 @@
 #define FA2_SRC_OPS_EMBEDDING_ONCE_
 namespace fa2::ops {
 
-// Columns of an item: 4 KiB of f32 sums, which stay in L1.
+// Columns of an item: 4 KiB of f32 sums (8 KiB of f64), which stay in L1.
 inline constexpr int64_t kEmbeddingColumns = 1024;
 // Sorted positions of an item.
 inline constexpr int64_t kEmbeddingTokens = 64;
@@ -40,8 +40,8 @@ struct EmbeddingJob {
   int64_t column_items = 0;
   bool accumulate = false;
   bool stream = false;  // write past the caches
-  bool bf16 = false;
-  bool dweight_bf16 = false;
+  DType dtype = DType::kF32;
+  DType dweight_dtype = DType::kF32;  // dtype or f32
 };
 
 }  // namespace fa2::ops
@@ -53,8 +53,8 @@ namespace fa2::ops::HWY_NAMESPACE {
 template <typename T>
 HWY_INLINE void AddColumns(const T* HWY_RESTRICT from,
                            const T* HWY_RESTRICT later, size_t n, bool first,
-                           float* HWY_RESTRICT sums) {
-  const hn::ScalableTag<float> d;
+                           Computed<T>* HWY_RESTRICT sums) {
+  const hn::ScalableTag<Computed<T>> d;
   for (size_t i = 0; i < n; i += hn::Lanes(d)) {
     PrefetchToL2(later + i);
     const auto v = LoadUpTo(d, from + i, n - i);
@@ -64,8 +64,8 @@ HWY_INLINE void AddColumns(const T* HWY_RESTRICT from,
 
 template <typename T, typename W>
 void AddTokensOf(const EmbeddingJob& job, int64_t item) {
-  const hn::ScalableTag<float> d;
-  HWY_ALIGN float sums[kEmbeddingColumns + hn::MaxLanes(d)];
+  const hn::ScalableTag<Computed<T>> d;
+  HWY_ALIGN Computed<T> sums[kEmbeddingColumns + hn::MaxLanes(d)];
   const int64_t column = item % job.column_items * kEmbeddingColumns;
   const auto n =
       static_cast<size_t>(std::min(kEmbeddingColumns, job.dim - column));
@@ -104,9 +104,9 @@ void AddTokensOf(const EmbeddingJob& job, int64_t item) {
 }
 
 void AddTokens(const EmbeddingJob& job, int64_t item) {
-  if (!job.bf16) return AddTokensOf<float, float>(job, item);
-  if (!job.dweight_bf16) return AddTokensOf<Bf16, float>(job, item);
-  return AddTokensOf<Bf16, Bf16>(job, item);
+  WithElements(job.dtype, job.dweight_dtype, [&](auto dy, auto dweight) {
+    AddTokensOf<decltype(dy), decltype(dweight)>(job, item);
+  });
 }
 
 }  // namespace fa2::ops::HWY_NAMESPACE
@@ -148,13 +148,13 @@ const int64_t* SortByIndex(const ConstTensorView& ids, int64_t limit,
 Status CheckEmbedding(const EmbeddingBackwardArgs& args) {
   const ConstTensorView& dy = args.dy;
   const ConstTensorView dweight = args.dweight;
-  Status status = CheckRows({"dy", dy}, {DType::kF32, DType::kBF16});
+  Status status = CheckRows({"dy", dy}, kFloats);
   if (status.ok()) {
     status = CheckVector({"ids", args.ids}, {DType::kI32, DType::kI64},
                          RowCount(dy));
   }
   if (status.ok()) {
-    status = CheckRows({"dweight", dweight}, {DType::kF32, DType::kBF16});
+    status = CheckRows({"dweight", dweight}, kFloats);
   }
   if (status.ok() && dweight.dtype != DType::kF32) {
     status = CheckType({"dweight", dweight}, {"dy", dy});
@@ -222,8 +222,8 @@ Status EmbeddingBackward(const EmbeddingBackwardArgs& args, Context* context) {
   job.accumulate = args.accumulate_dweight;
   job.stream = WritePastCaches(Elements(dy) *
                                static_cast<int64_t>(SizeOf(dweight.dtype)));
-  job.bf16 = dy.dtype == DType::kBF16;
-  job.dweight_bf16 = dweight.dtype == DType::kBF16;
+  job.dtype = dy.dtype;
+  job.dweight_dtype = dweight.dtype;
 
   threading::Workspace workspace;
   const auto tokens = static_cast<size_t>(job.tokens);

@@ -15,13 +15,19 @@
 #include "hwy/highway.h"
 #include "src/ops/exp_scratch.h"
 #include "src/ops/load-inl.h"
+#include "src/simd/math/exp-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::ops::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+using simd::HWY_NAMESPACE::AddToExponent;
+using simd::HWY_NAMESPACE::Exp2Fraction;
+using simd::HWY_NAMESPACE::IfLaneBytes;
+using simd::HWY_NAMESPACE::kRounder;
+
 // exp(x) for x <= 0, relative error 1.2e-7; results below 2^-125.5 become 0.
-template <class D>
+template <class D, IfLaneBytes<D, 4> = 0>
 HWY_INLINE hn::Vec<D> ExpNonPositive(D d, hn::Vec<D> x) {
   const hn::RebindToSigned<D> di;
   // x = k ln 2 + r with |r| <= ln(2) / 2. Adding 1.5 * 2^23 rounds to a whole
@@ -50,33 +56,50 @@ HWY_INLINE hn::Vec<D> ExpNonPositive(D d, hn::Vec<D> x) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -86.98997f)), y);
 }
 
+// The same in f64, relative error 5e-16; results below 2^-1020 become 0.
+template <class D, IfLaneBytes<D, 8> = 0>
+HWY_INLINE hn::Vec<D> ExpNonPositive(D d, hn::Vec<D> x) {
+  const auto log2e = hn::Set(d, 1.4426950408889634);
+  const auto sum = hn::MulAdd(x, log2e, hn::Set(d, kRounder<double>));
+  const auto k = hn::Sub(sum, hn::Set(d, kRounder<double>));
+  // ln 2 in two parts, the first of 32 bits.
+  auto r = hn::NegMulAdd(k, hn::Set(d, 0x1.62e42feep-1), x);
+  r = hn::NegMulAdd(k, hn::Set(d, 0x1.a39ef35793c76p-33), r);
+  const auto y = AddToExponent(d, Exp2Fraction(d, hn::Mul(r, log2e)), sum);
+  // AddToExponent gives whatever for a NaN.
+  return hn::IfThenElse(
+      hn::Eq(x, x), hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -707.0)), y), x);
+}
+
 // Of a row: its maximum and sum(exp(x - max)). A NaN or +inf in the row makes
 // the sum NaN; a row of only -inf has maximum -inf and sum 0.
+template <typename A>
 struct RowExpSum {
-  float max = -std::numeric_limits<float>::infinity();
+  A max = -std::numeric_limits<A>::infinity();
   double sum = 0.0;
 };
 
 // A row whose exponentials SumExpOfRow left in scratch, to be written as
-// exp(x - max) * factor.
+// exp(x - max) * factor + offset.
 template <typename T>
 struct ScaledRow {
   T* out = nullptr;  // nullptr: nothing to write
-  float max = 0.0f;
+  Computed<T> max = 0;
   double factor = 0.0;
+  Computed<T> offset = 0;
   bool stream = false;  // past the caches
 };
 
 // exp(x - shift) times this is what is to be written. (-inf) - (-inf) is NaN,
 // as 0 / 0 would be in a row of only -inf.
 template <typename T>
-HWY_INLINE float ChunkScale(double shift, const ScaledRow<T>& row) {
-  return static_cast<float>(std::exp(shift - row.max) * row.factor);
+HWY_INLINE Computed<T> ChunkScale(double shift, const ScaledRow<T>& row) {
+  return static_cast<Computed<T>>(std::exp(shift - row.max) * row.factor);
 }
 
 template <class D, typename T>
-HWY_INLINE float MaxOf(D d, const T* HWY_RESTRICT x, size_t n) {
-  constexpr float kInf = std::numeric_limits<float>::infinity();
+HWY_INLINE hn::TFromD<D> MaxOf(D d, const T* HWY_RESTRICT x, size_t n) {
+  constexpr auto kInf = std::numeric_limits<hn::TFromD<D>>::infinity();
   const size_t lanes = hn::Lanes(d);
   auto max0 = hn::Set(d, -kInf);
   auto max1 = max0;
@@ -92,21 +115,27 @@ HWY_INLINE float MaxOf(D d, const T* HWY_RESTRICT x, size_t n) {
 }
 
 // The sum of exp(x - shift) over at most kExpChunk elements, which it leaves in
-// `scratch`; writes what was there times `scale`. Fetches as many elements from
-// `ahead` meanwhile. The sum's bits do not depend on how it writes.
+// `scratch`; writes what was there times `scale`, plus `offset`. Fetches as
+// many elements from `ahead` meanwhile. The sum's bits do not depend on how it
+// writes.
 template <bool kWrite, class D, typename T>
 HWY_INLINE double ExchangeExp(D d, const T* HWY_RESTRICT x, size_t n,
-                              float shift, const T* ahead,
-                              float* HWY_RESTRICT scratch, float scale,
-                              bool stream, T* HWY_RESTRICT out) {
+                              hn::TFromD<D> shift, const T* ahead,
+                              hn::TFromD<D>* HWY_RESTRICT scratch,
+                              hn::TFromD<D> scale, const ScaledRow<T>& last,
+                              T* out) {
+  using A = hn::TFromD<D>;
   const size_t lanes = hn::Lanes(d);
   const auto shift_lanes = hn::Set(d, shift);
   const auto scale_lanes = hn::Set(d, scale);
+  const auto offset_lanes = hn::Set(d, last.offset);
+  const bool stream = last.stream;
   // Vectors written are those of `out` that are aligned, the new exponentials
   // come to less than a vector behind them.
   const size_t head = kWrite && stream ? ElementsToAlignment(d, out, n) : 0;
   if (head != 0) {
-    StoreUpTo(d, hn::Mul(hn::LoadU(d, scratch), scale_lanes), out, head);
+    StoreUpTo(d, hn::MulAdd(hn::LoadU(d, scratch), scale_lanes, offset_lanes),
+              out, head);
   }
   // GCC would call so large a function, with its vectors in memory.
   const auto exchange = [&](size_t i, size_t left) HWY_ATTR
@@ -114,7 +143,8 @@ HWY_INLINE double ExchangeExp(D d, const T* HWY_RESTRICT x, size_t n,
     PrefetchToL2(ahead + i);
     if constexpr (kWrite) {
       const size_t at = i + head;
-      const auto y = hn::Mul(hn::LoadU(d, scratch + at), scale_lanes);
+      const auto y =
+          hn::MulAdd(hn::LoadU(d, scratch + at), scale_lanes, offset_lanes);
       if (HWY_LIKELY(at + lanes <= n)) {
         if (stream) {
           StreamVector(d, y, out + at);
@@ -126,9 +156,9 @@ HWY_INLINE double ExchangeExp(D d, const T* HWY_RESTRICT x, size_t n,
       }
     }
     const auto e = ExpNonPositive(
-        d, hn::Sub(LoadUpTo(d, x + i, left,
-                            -std::numeric_limits<float>::infinity()),
-                   shift_lanes));
+        d,
+        hn::Sub(LoadUpTo(d, x + i, left, -std::numeric_limits<A>::infinity()),
+                shift_lanes));
     hn::StoreU(e, d, scratch + i);
     return e;
   };
@@ -140,14 +170,17 @@ HWY_INLINE double ExchangeExp(D d, const T* HWY_RESTRICT x, size_t n,
 // arithmetic of one row goes on while memory takes the other. Fetches as far
 // ahead as a chunk, into the row `next` at the end.
 template <class D, typename T>
-HWY_INLINE RowExpSum SumExpOfRow(D d, const T* x, size_t n, const T* next,
-                                 float* scratch, const ScaledRow<T>& last) {
-  constexpr float kInf = std::numeric_limits<float>::infinity();
-  float* const shifts = scratch + ExpChunks(n) * kExpChunk;
-  RowExpSum row;
+HWY_INLINE RowExpSum<hn::TFromD<D>> SumExpOfRow(D d, const T* x, size_t n,
+                                                const T* next,
+                                                hn::TFromD<D>* scratch,
+                                                const ScaledRow<T>& last) {
+  using A = hn::TFromD<D>;
+  constexpr A kInf = std::numeric_limits<A>::infinity();
+  A* const shifts = scratch + ExpChunks(n) * kExpChunk;
+  RowExpSum<A> row;
   for (size_t chunk = 0; chunk < n; chunk += kExpChunk) {
     const size_t count = HWY_MIN(kExpChunk, n - chunk);
-    const float max = MaxOf(d, x + chunk, count);
+    const A max = MaxOf(d, x + chunk, count);
     if (max > row.max) {
       row.sum *= std::exp(static_cast<double>(row.max) - max);
       row.max = max;
@@ -155,18 +188,18 @@ HWY_INLINE RowExpSum SumExpOfRow(D d, const T* x, size_t n, const T* next,
     // Whether Max lets a NaN through differs between targets, but x - shift is
     // NaN wherever x is, and a shift of NaN makes all of them NaN. With only
     // -inf so far any finite shift gives exp = 0.
-    const float shift = max != max ? max : row.max;
-    const float finite = shift == -kInf ? 0.0f : shift;
-    float* const old_shift = shifts + chunk / kExpChunk;
+    const A shift = max != max ? max : row.max;
+    const A finite = shift == -kInf ? A(0) : shift;
+    A* const old_shift = shifts + chunk / kExpChunk;
     const T* const ahead =
         chunk + kExpChunk < n || next == x + n ? x + chunk + kExpChunk : next;
     if (last.out == nullptr) {
       row.sum += ExchangeExp<false>(d, x + chunk, count, finite, ahead,
-                                    scratch + chunk, 0.0f, false, last.out);
+                                    scratch + chunk, 0, last, last.out);
     } else {
       row.sum += ExchangeExp<true>(
           d, x + chunk, count, finite, ahead, scratch + chunk,
-          ChunkScale(*old_shift, last), last.stream, last.out + chunk);
+          ChunkScale(*old_shift, last), last, last.out + chunk);
     }
     *old_shift = shift;
   }
@@ -175,16 +208,18 @@ HWY_INLINE RowExpSum SumExpOfRow(D d, const T* x, size_t n, const T* next,
 
 // Writes the row whose exponentials are in `scratch`.
 template <class D, typename T>
-HWY_INLINE void WriteScaledRow(D d, const float* HWY_RESTRICT scratch, size_t n,
-                               const ScaledRow<T>& row) {
+HWY_INLINE void WriteScaledRow(D d, const hn::TFromD<D>* HWY_RESTRICT scratch,
+                               size_t n, const ScaledRow<T>& row) {
   if (row.out == nullptr) return;
-  const float* const shifts = scratch + ExpChunks(n) * kExpChunk;
+  const hn::TFromD<D>* const shifts = scratch + ExpChunks(n) * kExpChunk;
   for (size_t chunk = 0; chunk < n; chunk += kExpChunk) {
-    const float* HWY_RESTRICT from = scratch + chunk;
+    const hn::TFromD<D>* HWY_RESTRICT from = scratch + chunk;
     const auto scale = hn::Set(d, ChunkScale(shifts[chunk / kExpChunk], row));
+    const auto offset = hn::Set(d, row.offset);
     WriteRow(d, row.out + chunk, HWY_MIN(kExpChunk, n - chunk), row.stream,
-             [&](size_t i, size_t)
-                 HWY_ATTR { return hn::Mul(hn::LoadU(d, from + i), scale); });
+             [&](size_t i, size_t) HWY_ATTR {
+               return hn::MulAdd(hn::LoadU(d, from + i), scale, offset);
+             });
   }
 }
 

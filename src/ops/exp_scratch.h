@@ -14,8 +14,9 @@ inline constexpr size_t kExpChunk = 4096;
 
 inline size_t ExpChunks(size_t n) { return (n + kExpChunk - 1) / kExpChunk; }
 
-// Floats for a row of n: its exponentials, a shift for each chunk, and room for
-// a vector (2,048 bits in SVE) that begins at the last of them.
+// Numbers for a row of n, f32 or f64 as the kernel computes: its exponentials,
+// a shift for each chunk, and room for a vector (2,048 bits in SVE) that begins
+// at the last of them. A multiple of a cache line of f32.
 inline size_t ExpScratch(size_t n) {
   const size_t floats = ExpChunks(n) * (kExpChunk + 1) + 64;
   return threading::AlignUp(floats * sizeof(float)) / sizeof(float);

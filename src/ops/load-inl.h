@@ -1,5 +1,5 @@
-// f32 vectors from and to rows of f32 or bf16, the last vector of a row
-// included.
+// Vectors of f32 or f64 from and to rows of any float type, the last vector of
+// a row included.
 
 #if defined(FA2_SRC_OPS_LOAD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FA2_SRC_OPS_LOAD_INL_H_
@@ -10,10 +10,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
-#include "src/ops/bf16.h"
+#include "src/ops/elements.h"
 #include "src/simd/math/store-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -22,30 +23,53 @@ namespace hn = hwy::HWY_NAMESPACE;
 using simd::HWY_NAMESPACE::LoadWide;
 using simd::HWY_NAMESPACE::NarrowToBf16;
 using simd::HWY_NAMESPACE::StoredBF16;
+using simd::HWY_NAMESPACE::StoredF32;
+using simd::HWY_NAMESPACE::StoreF16;
+using simd::HWY_NAMESPACE::StoreNarrow;
 
 template <class D>
 HWY_INLINE hn::Vec<D> LoadVector(D d, const float* p) {
+  return LoadWide(d, StoredF32(), p);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> LoadVector(D d, const double* p) {
   return hn::LoadU(d, p);
 }
-
 template <class D>
 HWY_INLINE hn::Vec<D> LoadVector(D d, const Bf16* p) {
   return LoadWide(d, StoredBF16(), p);
 }
+template <class D>
+HWY_INLINE hn::Vec<D> LoadVector(D d, const F16* p) {
+  return simd::HWY_NAMESPACE::LoadF16(d, &p->bits);
+}
 
 template <class D>
 HWY_INLINE void StoreVector(D d, hn::Vec<D> v, float* p) {
+  StoreNarrow(d, StoredF32(), v, p);
+}
+template <class D>
+HWY_INLINE void StoreVector(D d, hn::Vec<D> v, double* p) {
   hn::StoreU(v, d, p);
+}
+template <class D>
+HWY_INLINE void StoreVector(D d, hn::Vec<D> v, F16* p) {
+  StoreF16(d, v, &p->bits);
 }
 template <class D>
 HWY_INLINE void StoreVector(D d, hn::Vec<D> v, Bf16* p) {
   hn::StoreU(NarrowToBf16(d, v), hn::Rebind<uint16_t, D>(), p);
 }
 
-// The same past the caches; p is aligned to the vector stored.
-template <class D>
-HWY_INLINE void StreamVector(D d, hn::Vec<D> v, float* p) {
-  hn::Stream(v, d, p);
+// The same past the caches, where the conversion has no store of its own; p is
+// aligned to the vector stored.
+template <class D, typename T>
+HWY_INLINE void StreamVector(D d, hn::Vec<D> v, T* p) {
+  if constexpr (std::is_same_v<T, hn::TFromD<D>>) {
+    hn::Stream(v, d, p);
+  } else {
+    StoreVector(d, v, p);
+  }
 }
 template <class D>
 HWY_INLINE void StreamVector(D d, hn::Vec<D> v, Bf16* p) {
@@ -69,10 +93,10 @@ HWY_INLINE void PrefetchToL2(const T* p) {
 // `fill`, and memory past them is not touched.
 template <class D, typename T>
 HWY_INLINE hn::Vec<D> LoadUpTo(D d, const T* p, size_t left,
-                               float fill = 0.0f) {
+                               hn::TFromD<D> fill = 0) {
   if (HWY_LIKELY(left >= hn::Lanes(d))) return LoadVector(d, p);
-  HWY_ALIGN float lanes[hn::MaxLanes(D())];
-  for (size_t i = 0; i < left; ++i) lanes[i] = ToFloat(p[i]);
+  HWY_ALIGN hn::TFromD<D> lanes[hn::MaxLanes(D())];
+  for (size_t i = 0; i < left; ++i) lanes[i] = Widen(p[i]);
   for (size_t i = left; i < hn::Lanes(d); ++i) lanes[i] = fill;
   return hn::Load(d, lanes);
 }
@@ -80,9 +104,9 @@ HWY_INLINE hn::Vec<D> LoadUpTo(D d, const T* p, size_t left,
 template <class D, typename T>
 HWY_INLINE void StoreUpTo(D d, hn::Vec<D> v, T* p, size_t left) {
   if (HWY_LIKELY(left >= hn::Lanes(d))) return StoreVector(d, v, p);
-  HWY_ALIGN float lanes[hn::MaxLanes(D())];
+  HWY_ALIGN hn::TFromD<D> lanes[hn::MaxLanes(D())];
   hn::Store(v, d, lanes);
-  for (size_t i = 0; i < left; ++i) FromFloat(lanes[i], p + i);
+  for (size_t i = 0; i < left; ++i) Narrow(lanes[i], p + i);
 }
 
 // Elements before the first that StreamVector may store at, at most n.
@@ -114,7 +138,7 @@ HWY_INLINE void WriteRow(D d, T* out, size_t n, bool stream,
 
 // Sum of f(i, count) over a row of n elements; lanes past count must be 0. f32
 // sums over chunks of 1,024 elements (at most 256 terms a lane), f64 between
-// them.
+// them; f64 lanes sum in f64.
 template <class D, class Function>
 HWY_INLINE double SumRow(D d, size_t n, const Function& f) {
   constexpr size_t kChunk = 1024;

@@ -31,14 +31,15 @@ struct RmsNormJob {
   int64_t rows = 0;
   size_t dim = 0;
   double eps = 0.0;
-  bool bf16 = false;
-  bool weight_bf16 = false;
-  bool dweight_bf16 = false;
+  DType dtype = DType::kF32;
+  DType weight_dtype = DType::kF32;   // dtype or f32
+  DType dweight_dtype = DType::kF32;  // dtype or f32
   bool accumulate_dweight = false;
   bool want_dx = false;
   bool stream = false;  // write past the caches
-  // f32 [pieces][partial_stride]: sums of each piece. nullptr: no dweight.
-  float* partial = nullptr;
+  // [pieces][partial_stride] of what the kernel computes in: sums of each
+  // piece. nullptr: no dweight.
+  std::byte* partial = nullptr;
   int64_t pieces = 0;
   size_t partial_stride = 0;
 };
@@ -52,7 +53,7 @@ namespace fa2::ops::HWY_NAMESPACE {
 template <typename T>
 HWY_INLINE double ReciprocalRms(const T* HWY_RESTRICT x, size_t dim,
                                 double eps) {
-  const hn::ScalableTag<float> d;
+  const hn::ScalableTag<Computed<T>> d;
   const double sum = SumRow(d, dim, [&](size_t i, size_t left) HWY_ATTR {
     const auto v = LoadUpTo(d, x + i, left);
     return hn::Mul(v, v);
@@ -64,13 +65,13 @@ HWY_INLINE double ReciprocalRms(const T* HWY_RESTRICT x, size_t dim,
 // writes, the next row is fetched, so that memory never waits.
 template <typename T, typename W>
 void ForwardRows(const RmsNormJob& job, RowRange rows) {
-  const hn::ScalableTag<float> d;
+  const hn::ScalableTag<Computed<T>> d;
   const W* HWY_RESTRICT weight = static_cast<const W*>(job.weight);
   for (int64_t row = rows.begin; row < rows.end; ++row) {
     const T* HWY_RESTRICT x = job.x.In<T>(row);
     const T* HWY_RESTRICT next = job.x.In<T>(std::min(row + 1, job.rows - 1));
-    const auto r =
-        hn::Set(d, static_cast<float>(ReciprocalRms(x, job.dim, job.eps)));
+    const auto r = hn::Set(
+        d, static_cast<Computed<T>>(ReciprocalRms(x, job.dim, job.eps)));
     WriteRow(d, job.y.Out<T>(row), job.dim, job.stream,
              [&](size_t i, size_t left) HWY_ATTR {
                PrefetchToL2(next + i);
@@ -82,9 +83,9 @@ void ForwardRows(const RmsNormJob& job, RowRange rows) {
 }
 
 void RmsNormRows(const RmsNormJob& job, RowRange rows) {
-  if (!job.bf16) return ForwardRows<float, float>(job, rows);
-  if (!job.weight_bf16) return ForwardRows<Bf16, float>(job, rows);
-  return ForwardRows<Bf16, Bf16>(job, rows);
+  WithElements(job.dtype, job.weight_dtype, [&](auto x, auto weight) {
+    ForwardRows<decltype(x), decltype(weight)>(job, rows);
+  });
 }
 
 // Sums over a row that do not need each other, so one pass makes both.
@@ -99,7 +100,7 @@ struct RowSums {
 template <typename T, typename W>
 HWY_INLINE void AddToSums(const RmsNormJob& job, int64_t row, int64_t next,
                           size_t chunk, size_t n, RowSums* sums) {
-  const hn::ScalableTag<float> d;
+  const hn::ScalableTag<Computed<T>> d;
   const T* HWY_RESTRICT x = job.x.In<T>(row) + chunk;
   const T* HWY_RESTRICT dy = job.dy.In<T>(row) + chunk;
   const T* HWY_RESTRICT next_x = job.x.In<T>(next) + chunk;
@@ -141,15 +142,15 @@ HWY_INLINE void AddToSums(const RmsNormJob& job, int64_t row, int64_t next,
 template <typename T, typename W>
 HWY_INLINE void BackwardChunk(const RmsNormJob& job, int64_t row, int64_t next,
                               const RowSums& sums, size_t chunk, size_t n,
-                              float* HWY_RESTRICT partial) {
-  const hn::ScalableTag<float> d;
+                              Computed<T>* HWY_RESTRICT partial) {
+  const hn::ScalableTag<Computed<T>> d;
   const auto dim = static_cast<double>(job.dim);
   const T* HWY_RESTRICT x = job.x.In<T>(row) + chunk;
   const T* HWY_RESTRICT dy = job.dy.In<T>(row) + chunk;
   const T* HWY_RESTRICT next_dy = job.dy.In<T>(next) + chunk;
   const W* HWY_RESTRICT weight = static_cast<const W*>(job.weight) + chunk;
   const double rms = 1.0 / std::sqrt(sums.xx / dim + job.eps);
-  const auto r = hn::Set(d, static_cast<float>(rms));
+  const auto r = hn::Set(d, static_cast<Computed<T>>(rms));
   // Lanes past the row add x * r * dy with x = dy = 0, into padding or, at
   // an unaligned start, into columns that hold the same NaN if r is NaN.
   const auto add_to_dweight = [&](size_t i, hn::Vec<decltype(d)> x_lanes,
@@ -166,7 +167,7 @@ HWY_INLINE void BackwardChunk(const RmsNormJob& job, int64_t row, int64_t next,
   }
   // dx = r (w dy - x r^2 / dim sum(x w dy)).
   const auto along_x =
-      hn::Set(d, static_cast<float>(rms * rms * sums.xwg / dim));
+      hn::Set(d, static_cast<Computed<T>>(rms * rms * sums.xwg / dim));
   WriteRow(d, job.dx.Out<T>(row) + chunk, n, job.stream,
            [&](size_t i, size_t left) HWY_ATTR {
              PrefetchToL2(next_dy + i);
@@ -184,7 +185,7 @@ HWY_INLINE void BackwardChunk(const RmsNormJob& job, int64_t row, int64_t next,
 // passes.
 template <typename T, typename W>
 void BackwardRows(const RmsNormJob& job, RowRange rows,
-                  float* HWY_RESTRICT partial) {
+                  Computed<T>* HWY_RESTRICT partial) {
   constexpr size_t kChunk = 1024;
   constexpr size_t kGroupBytes = 128 * 1024;
   constexpr int64_t kMostRows = 16;
@@ -216,26 +217,29 @@ void BackwardRows(const RmsNormJob& job, RowRange rows,
 
 // Rows of one piece; with dweight wanted, `piece` says where its sums go.
 void RmsNormBackwardRows(const RmsNormJob& job, RowRange rows, int64_t piece) {
-  float* partial = nullptr;
-  if (job.partial != nullptr) {
-    partial = job.partial + static_cast<size_t>(piece) * job.partial_stride;
-    std::fill(partial, partial + job.partial_stride, 0.0f);
-  }
-  if (!job.bf16) return BackwardRows<float, float>(job, rows, partial);
-  if (!job.weight_bf16) return BackwardRows<Bf16, float>(job, rows, partial);
-  return BackwardRows<Bf16, Bf16>(job, rows, partial);
+  WithElements(job.dtype, job.weight_dtype, [&](auto x, auto weight) {
+    using A = Computed<decltype(x)>;
+    A* partial = nullptr;
+    if (job.partial != nullptr) {
+      partial = reinterpret_cast<A*>(job.partial) +
+                static_cast<size_t>(piece) * job.partial_stride;
+      std::fill(partial, partial + job.partial_stride, A(0));
+    }
+    BackwardRows<decltype(x), decltype(weight)>(job, rows, partial);
+  });
 }
 
-template <typename T>
+template <typename A, typename W>
 void ReduceColumns(const RmsNormJob& job, size_t begin, size_t end) {
-  const hn::ScalableTag<float> d;
-  T* HWY_RESTRICT dweight = static_cast<T*>(job.dweight);
+  const hn::ScalableTag<A> d;
+  const A* const partial = reinterpret_cast<const A*>(job.partial);
+  W* HWY_RESTRICT dweight = static_cast<W*>(job.dweight);
   for (size_t i = begin; i < end; i += hn::Lanes(d)) {
     auto sum = hn::Zero(d);
     for (int64_t piece = 0; piece < job.pieces; ++piece) {
       sum = hn::Add(
           sum, hn::LoadU(
-                   d, job.partial +
+                   d, partial +
                           static_cast<size_t>(piece) * job.partial_stride + i));
     }
     if (job.accumulate_dweight) {
@@ -249,8 +253,9 @@ void ReduceColumns(const RmsNormJob& job, size_t begin, size_t end) {
 void RmsNormReduce(const RmsNormJob& job, RowRange columns) {
   const auto begin = static_cast<size_t>(columns.begin);
   const auto end = static_cast<size_t>(columns.end);
-  job.dweight_bf16 ? ReduceColumns<Bf16>(job, begin, end)
-                   : ReduceColumns<float>(job, begin, end);
+  WithElements(job.dtype, job.dweight_dtype, [&](auto x, auto dweight) {
+    ReduceColumns<Computed<decltype(x)>, decltype(dweight)>(job, begin, end);
+  });
 }
 
 }  // namespace fa2::ops::HWY_NAMESPACE
@@ -282,8 +287,7 @@ constexpr size_t kMostVectorBytes = 256;
 constexpr int64_t kReduceColumns = 1024;
 
 Status CheckWeight(const NamedView& weight, const NamedView& x) {
-  Status status =
-      CheckVector(weight, {DType::kF32, DType::kBF16}, x.view.sizes[3]);
+  Status status = CheckVector(weight, kFloats, x.view.sizes[3]);
   if (status.ok() && weight.view.dtype != DType::kF32) {
     status = CheckType(weight, x);
   }
@@ -309,8 +313,8 @@ RmsNormJob MakeJob(const ConstTensorView& x, const ConstTensorView& weight,
   job.rows = RowCount(x);
   job.dim = static_cast<size_t>(x.sizes[3]);
   job.eps = eps;
-  job.bf16 = x.dtype == DType::kBF16;
-  job.weight_bf16 = weight.dtype == DType::kBF16;
+  job.dtype = x.dtype;
+  job.weight_dtype = weight.dtype;
   job.stream =
       WritePastCaches(Elements(x) * static_cast<int64_t>(SizeOf(x.dtype)));
   return job;
@@ -323,8 +327,8 @@ Status RmsNorm(const ConstTensorView& x, const ConstTensorView& weight,
                double eps, const TensorView& y, Context* context) {
   using namespace ops;
   Status status = ResolveContext(context, &context);
-  if (status.ok()) status = CheckRows({"x", x}, {DType::kF32, DType::kBF16});
-  if (status.ok()) status = CheckRows({"y", y}, {DType::kF32, DType::kBF16});
+  if (status.ok()) status = CheckRows({"x", x}, kFloats);
+  if (status.ok()) status = CheckRows({"y", y}, kFloats);
   if (status.ok()) status = CheckType({"y", y}, {"x", x});
   if (status.ok()) status = CheckShape({"y", y}, x.sizes, "the shape of x");
   if (status.ok()) status = CheckWeight({"weight", weight}, {"x", x});
@@ -353,11 +357,11 @@ Status RmsNormBackward(const RmsNormBackwardArgs& args, Context* context) {
   const ConstTensorView dx = args.dx;
   const ConstTensorView dweight = args.dweight;
   Status status = ResolveContext(context, &context);
-  if (status.ok()) status = CheckRows({"x", x}, {DType::kF32, DType::kBF16});
+  if (status.ok()) status = CheckRows({"x", x}, kFloats);
   for (const NamedView& other :
        {NamedView{"dy", args.dy}, NamedView{"dx", dx}}) {
     if (&other.view == &dx && !dx.given()) continue;
-    if (status.ok()) status = CheckRows(other, {DType::kF32, DType::kBF16});
+    if (status.ok()) status = CheckRows(other, kFloats);
     if (status.ok()) status = CheckType(other, {"x", x});
     if (status.ok()) status = CheckShape(other, x.sizes, "the shape of x");
   }
@@ -384,17 +388,17 @@ Status RmsNormBackward(const RmsNormBackwardArgs& args, Context* context) {
   threading::Workspace workspace;
   if (dweight.given()) {
     job.dweight = args.dweight.data;
-    job.dweight_bf16 = dweight.dtype == DType::kBF16;
+    job.dweight_dtype = dweight.dtype;
     job.accumulate_dweight = args.accumulate_dweight;
     // Room for a whole vector that begins at the last column.
     const size_t row_bytes =
-        threading::AlignUp(job.dim * sizeof(float) + kMostVectorBytes);
-    job.partial_stride = row_bytes / sizeof(float);
+        threading::AlignUp(job.dim * ComputedSize(x.dtype) + kMostVectorBytes);
+    job.partial_stride = row_bytes / ComputedSize(x.dtype);
     // One piece more than there are keeps the pointer valid without rows.
     status = context->impl().workspaces().Acquire(
         row_bytes * static_cast<size_t>(job.pieces + 1), &workspace);
     if (!status.ok()) return status;
-    job.partial = reinterpret_cast<float*>(workspace.data());
+    job.partial = workspace.data();
   }
   const int64_t targets = context->impl().targets();
   if (job.want_dx || dweight.given()) {

@@ -33,6 +33,10 @@ class RowArray {
     return reinterpret_cast<T*>(data_ + Offset(row));
   }
 
+  // Rows [i * RunLength(), (i + 1) * RunLength()) are RowStride() bytes apart.
+  int64_t RunLength() const { return inner_; }
+  int64_t RowStride() const { return strides_[2]; }
+
  private:
   int64_t Offset(int64_t row) const {
     if (row < inner_) return row * strides_[2];

@@ -27,8 +27,8 @@ struct SoftmaxJob {
   RowArray dy, dx;  // backward, with y
   int64_t rows = 0;
   size_t dim = 0;
-  float* scratch = nullptr;  // forward: ExpScratch(dim) floats a worker
-  bool bf16 = false;
+  std::byte* scratch = nullptr;  // forward: ExpScratch(dim) numbers a worker
+  DType dtype = DType::kF32;
   bool stream = false;  // write past the caches
 };
 
@@ -39,29 +39,31 @@ HWY_BEFORE_NAMESPACE();
 namespace fa2::ops::HWY_NAMESPACE {
 
 template <typename T>
-void SoftmaxRowsOf(const SoftmaxJob& job, RowRange rows, float* scratch) {
-  const hn::ScalableTag<float> d;
+void SoftmaxRowsOf(const SoftmaxJob& job, RowRange rows, Computed<T>* scratch) {
+  const hn::ScalableTag<Computed<T>> d;
   ScaledRow<T> last;
   for (int64_t row = rows.begin; row < rows.end; ++row) {
     const T* next = job.x.In<T>(std::min(row + 1, job.rows - 1));
-    const RowExpSum sum =
+    const auto sum =
         SumExpOfRow(d, job.x.In<T>(row), job.dim, next, scratch, last);
-    last = {job.y.Out<T>(row), sum.max, 1.0 / sum.sum, job.stream};
+    last = {job.y.Out<T>(row), sum.max, 1.0 / sum.sum, 0, job.stream};
   }
   WriteScaledRow(d, scratch, job.dim, last);
   hwy::FlushStream();
 }
 
 void SoftmaxRows(const SoftmaxJob& job, RowRange rows, int worker) {
-  float* const scratch =
-      job.scratch + static_cast<size_t>(worker) * ExpScratch(job.dim);
-  job.bf16 ? SoftmaxRowsOf<Bf16>(job, rows, scratch)
-           : SoftmaxRowsOf<float>(job, rows, scratch);
+  WithElement(job.dtype, [&](auto element) {
+    using T = decltype(element);
+    SoftmaxRowsOf<T>(job, rows,
+                     reinterpret_cast<Computed<T>*>(job.scratch) +
+                         static_cast<size_t>(worker) * ExpScratch(job.dim));
+  });
 }
 
 template <typename T>
 void SoftmaxBackwardRowsOf(const SoftmaxJob& job, RowRange rows) {
-  const hn::ScalableTag<float> d;
+  const hn::ScalableTag<Computed<T>> d;
   for (int64_t row = rows.begin; row < rows.end; ++row) {
     const T* HWY_RESTRICT y = job.y.In<T>(row);
     const T* HWY_RESTRICT dy = job.dy.In<T>(row);
@@ -74,7 +76,7 @@ void SoftmaxBackwardRowsOf(const SoftmaxJob& job, RowRange rows) {
       PrefetchToL2(next_y + i);
       return hn::Mul(LoadUpTo(d, y + i, left), LoadUpTo(d, dy + i, left));
     });
-    const auto mean = hn::Set(d, static_cast<float>(sum));
+    const auto mean = hn::Set(d, static_cast<Computed<T>>(sum));
     WriteRow(d, job.dx.Out<T>(row), job.dim, job.stream,
              [&](size_t i, size_t left) HWY_ATTR {
                PrefetchToL2(next_dy + i);
@@ -86,8 +88,9 @@ void SoftmaxBackwardRowsOf(const SoftmaxJob& job, RowRange rows) {
 }
 
 void SoftmaxBackwardRows(const SoftmaxJob& job, RowRange rows, int) {
-  job.bf16 ? SoftmaxBackwardRowsOf<Bf16>(job, rows)
-           : SoftmaxBackwardRowsOf<float>(job, rows);
+  WithElement(job.dtype, [&](auto element) {
+    SoftmaxBackwardRowsOf<decltype(element)>(job, rows);
+  });
 }
 
 }  // namespace fa2::ops::HWY_NAMESPACE
@@ -112,7 +115,7 @@ void RunSoftmax(const Context& context, SoftmaxKernel kernel,
   job->rows = rows;
   job->dim = static_cast<size_t>(shape.sizes[3]);
   if (rows == 0 || job->dim == 0) return;
-  job->bf16 = shape.dtype == DType::kBF16;
+  job->dtype = shape.dtype;
   job->stream = WritePastCaches(Elements(shape) *
                                 static_cast<int64_t>(SizeOf(shape.dtype)));
   const int64_t step = PipelinedRowsPerItem(
@@ -130,8 +133,8 @@ Status Softmax(const ConstTensorView& x, const TensorView& y,
                Context* context) {
   using namespace ops;
   Status status = ResolveContext(context, &context);
-  if (status.ok()) status = CheckRows({"x", x}, {DType::kF32, DType::kBF16});
-  if (status.ok()) status = CheckRows({"y", y}, {DType::kF32, DType::kBF16});
+  if (status.ok()) status = CheckRows({"x", x}, kFloats);
+  if (status.ok()) status = CheckRows({"y", y}, kFloats);
   if (status.ok()) status = CheckType({"y", y}, {"x", x});
   if (status.ok()) status = CheckShape({"y", y}, x.sizes, "the shape of x");
   if (status.ok()) status = CheckOverlap({{"y", y}}, {{"x", x}});
@@ -141,11 +144,11 @@ Status Softmax(const ConstTensorView& x, const TensorView& y,
   job.y = RowArray(y);
   threading::Workspace workspace;
   status = context->impl().workspaces().Acquire(
-      ExpScratch(static_cast<size_t>(x.sizes[3])) * sizeof(float) *
+      ExpScratch(static_cast<size_t>(x.sizes[3])) * ComputedSize(x.dtype) *
           static_cast<size_t>(context->impl().pool().num_threads()),
       &workspace);
   if (!status.ok()) return status;
-  job.scratch = reinterpret_cast<float*>(workspace.data());
+  job.scratch = workspace.data();
   RunSoftmax(*context,
              FA2_TARGET_FUNCTION(SoftmaxRows, context->impl().targets()), x,
              &job);
@@ -156,9 +159,9 @@ Status SoftmaxBackward(const ConstTensorView& dy, const ConstTensorView& y,
                        const TensorView& dx, Context* context) {
   using namespace ops;
   Status status = ResolveContext(context, &context);
-  if (status.ok()) status = CheckRows({"y", y}, {DType::kF32, DType::kBF16});
+  if (status.ok()) status = CheckRows({"y", y}, kFloats);
   for (const NamedView& other : {NamedView{"dy", dy}, NamedView{"dx", dx}}) {
-    if (status.ok()) status = CheckRows(other, {DType::kF32, DType::kBF16});
+    if (status.ok()) status = CheckRows(other, kFloats);
     if (status.ok()) status = CheckType(other, {"y", y});
     if (status.ok()) status = CheckShape(other, y.sizes, "the shape of y");
   }

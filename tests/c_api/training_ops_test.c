@@ -220,10 +220,75 @@ static void test_causal_attention(void) {
               "num_kv_heads");
 }
 
+static void test_rotary_embedding(void) {
+  const float x[2][4] = {{1, 2, 3, 4}, {5, 6, 7, 8}};
+  const float cos[2][2] = {{1, 0}, {0, 1}};
+  const float sin[2][2] = {{0, 1}, {1, 0}};
+  const float halves[2][4] = {{1, -4, 3, 2}, {-7, 6, 5, 8}};
+  const float neighbours[2][4] = {{1, 2, -4, 3}, {-6, 5, 7, 8}};
+  for (int interleaved = 0; interleaved < 2; ++interleaved) {
+    float y[2][4] = {{0}}, dx[2][4] = {{0}};
+    fa2_rotary_embedding_args args = {0};
+    fa2_rotary_embedding_backward_args back = {0};
+    args.struct_size = sizeof args;
+    args.x = fa2_dense_const(x, FA2_F32, 1, 1, 2, 4);
+    args.cos = fa2_dense_const(cos, FA2_F32, 1, 1, 2, 2);
+    args.sin = fa2_dense_const(sin, FA2_F32, 1, 1, 2, 2);
+    args.y = fa2_dense(y, FA2_F32, 1, 1, 2, 4);
+    args.interleaved = interleaved;
+    CHECK_OK(fa2_rotary_embedding(&args, NULL));
+    back.struct_size = sizeof back;
+    back.dy = fa2_dense_const(y, FA2_F32, 1, 1, 2, 4);
+    back.cos = args.cos;
+    back.sin = args.sin;
+    back.dx = fa2_dense(dx, FA2_F32, 1, 1, 2, 4);
+    back.interleaved = interleaved;
+    CHECK_OK(fa2_rotary_embedding_backward(&back, NULL));
+    for (int i = 0; i < 8; ++i) {
+      CHECK((&y[0][0])[i] ==
+            (interleaved ? &neighbours[0][0] : &halves[0][0])[i]);
+      CHECK((&dx[0][0])[i] == (&x[0][0])[i]);
+    }
+    args.reserved = 1;
+    CHECK_FAILS(fa2_rotary_embedding(&args, NULL), FA2_INVALID_ARGUMENT,
+                "args.reserved is 1");
+    back.cos.sizes[2] = 3;
+    CHECK_FAILS(fa2_rotary_embedding_backward(&back, NULL),
+                FA2_INVALID_ARGUMENT, "cos is [1, 1, 3, 2]");
+  }
+}
+
+static void test_swiglu(void) {
+  const float gate[3] = {0, 1, -2}, up[3] = {3, 2, 5}, dy[3] = {1, -1, 2};
+  float y[3] = {0}, dgate[3] = {0}, dup[3] = {0};
+  const fa2_const_tensor gate_view = fa2_dense_const(gate, FA2_F32, 1, 1, 1, 3);
+  const fa2_const_tensor up_view = fa2_dense_const(up, FA2_F32, 1, 1, 1, 3);
+  const fa2_tensor y_view = fa2_dense(y, FA2_F32, 1, 1, 1, 3);
+  fa2_swiglu_backward_args args = {0};
+  CHECK_OK(fa2_swiglu(&gate_view, &up_view, &y_view, NULL));
+  args.struct_size = sizeof args;
+  args.dy = fa2_dense_const(dy, FA2_F32, 1, 1, 1, 3);
+  args.gate = gate_view;
+  args.up = up_view;
+  args.dgate = fa2_dense(dgate, FA2_F32, 1, 1, 1, 3);
+  args.dup = fa2_dense(dup, FA2_F32, 1, 1, 1, 3);
+  CHECK_OK(fa2_swiglu_backward(&args, NULL));
+  for (int i = 0; i < 3; ++i) {
+    const double s = 1 / (1 + exp(-(double)gate[i]));
+    CHECK(fabs(y[i] - gate[i] * s * up[i]) <= 1e-6);
+    CHECK(fabs(dup[i] - dy[i] * gate[i] * s) <= 1e-6);
+    CHECK(fabs(dgate[i] - dy[i] * up[i] * s * (1 + gate[i] * (1 - s))) <= 1e-5);
+  }
+  CHECK_FAILS(fa2_swiglu(&gate_view, NULL, &y_view, NULL), FA2_INVALID_ARGUMENT,
+              "up");
+}
+
 int main(void) {
   test_transpose();
   test_softmax();
   test_rms_norm();
+  test_rotary_embedding();
+  test_swiglu();
   test_embedding();
   test_cross_entropy();
   test_causal_attention();

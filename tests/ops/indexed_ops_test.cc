@@ -53,7 +53,8 @@ std::vector<int64_t> RandomIds(int64_t n, int64_t limit, uint32_t seed) {
 
 class IndexedOps : public ::testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(Types, IndexedOps,
-                         ::testing::Values(DType::kF32, DType::kBF16),
+                         ::testing::Values(DType::kF32, DType::kBF16,
+                                           DType::kF16, DType::kF64),
                          [](const auto& info) { return NameOf(info.param); });
 
 void TestEmbedding(DType dtype, DType weight_type, int64_t tokens, int64_t dim,
@@ -101,7 +102,7 @@ void TestEmbedding(DType dtype, DType weight_type, int64_t tokens, int64_t dim,
               return held(v, i) + sum[static_cast<size_t>(v * dim + i)];
             },
             [&](int64_t v, int64_t i) {
-              return kEps * count[static_cast<size_t>(v)] *
+              return Eps(dtype) * count[static_cast<size_t>(v)] *
                      (std::abs(held(v, i)) +
                       size[static_cast<size_t>(v * dim + i)]);
             });
@@ -166,6 +167,10 @@ struct LossCase {
   int64_t positions, vocab;
   bool given_count;
   bool accumulate;
+  double label_smoothing = 0.0;
+  double z_loss = 0.0;
+  bool weighted = false;
+  bool in_place = false;
 };
 
 void TestCrossEntropy(DType dtype, DType loss_type, const LossCase& c) {
@@ -183,68 +188,123 @@ void TestCrossEntropy(DType dtype, DType loss_type, const LossCase& c) {
   const double count = static_cast<double>(
       c.given_count ? 3 * c.positions + 1 : std::max<int64_t>(1, counted));
 
+  std::vector<double> weights(values.size(), 1.0);
+  for (size_t i = 0; c.weighted && i < weights.size(); ++i) {
+    weights[i] = 0.25 * static_cast<double>(i % 7);
+  }
+  const double smoothing = c.label_smoothing;
+  const double vocab = static_cast<double>(c.vocab);
   double loss = c.accumulate ? 0.75 : 0.0;
   double loss_size = loss;
-  std::vector<double> max(values.size()), sum(values.size());
+  double z_loss = loss;
+  std::vector<double> max(values.size()), sum(values.size()), lse(max);
+  std::vector<double> losses(values.size()), sizes(values.size());
   for (int64_t row = 0; row < c.positions; ++row) {
     const auto at = static_cast<size_t>(row);
     max[at] = -std::numeric_limits<double>::infinity();
+    double mean = 0;
+    double mean_size = 0;
     for (int64_t i = 0; i < c.vocab; ++i) {
       max[at] = std::max(max[at], logits.Get(row, i));
+      mean += logits.Get(row, i) / vocab;
+      mean_size += std::abs(logits.Get(row, i)) / vocab;
     }
     for (int64_t i = 0; i < c.vocab; ++i) {
       sum[at] += std::exp(logits.Get(row, i) - max[at]);
     }
     if (values[at] == kIgnore) continue;
-    loss += (std::log(sum[at]) + max[at] - logits.Get(row, values[at])) / count;
-    loss_size +=
-        (std::log(sum[at]) + max[at] - logits.Get(row, values[at]) + 1) / count;
+    const double of_target = logits.Get(row, values[at]);
+    lse[at] = std::log(sum[at]) + max[at];
+    const double z = c.z_loss * lse[at] * lse[at];
+    losses[at] = weights[at] * ((1 - smoothing) * (lse[at] - of_target) +
+                                smoothing * (lse[at] - mean) + z);
+    sizes[at] =
+        weights[at] *
+        (std::log(sum[at]) + max[at] - of_target + 1 + std::abs(max[at]) +
+         smoothing * (mean_size + std::abs(of_target)) + 2 * z);
+    loss += losses[at] / count;
+    loss_size += sizes[at] / count;
+    z_loss += weights[at] * z / count;
   }
 
   double loss64 = 0;
   float loss32 = 0;
+  double z_part = 0;
+  std::vector<double> row_losses(values.size());
   const bool f64 = loss_type == DType::kF64;
+  Array& gradient = c.in_place ? logits : dlogits;
+  Array given(dtype, c.positions, c.vocab);
+  for (int64_t row = 0; row < c.positions; ++row) {
+    for (int64_t i = 0; i < c.vocab; ++i) {
+      given.SetExactly(row, i, logits.Get(row, i));
+    }
+  }
   CrossEntropyArgs args;
   args.logits = logits.view();
   args.targets = targets.view();
   if (c.given_count) args.count = static_cast<int64_t>(count);
   args.loss = Vector(f64 ? static_cast<void*>(&loss64) : &loss32, loss_type, 1);
   args.accumulate_loss = c.accumulate;
-  args.dlogits = dlogits.view();
+  args.dlogits = gradient.view();
+  args.label_smoothing = c.label_smoothing;
+  args.z_loss = c.z_loss;
+  if (c.weighted)
+    args.weights = Vector(weights.data(), DType::kF64, c.positions);
+  args.losses = Vector(row_losses.data(), DType::kF64, c.positions);
+  args.z_loss_part = Vector(&z_part, DType::kF64, 1);
   // At most 256 terms a lane, 64 lanes' sums and the error of exp.
   const double terms = static_cast<double>(std::min<int64_t>(c.vocab, 320)) + 8;
   OnAllTargets(
       [&](Context* context) {
-        loss64 = loss32 = 0.75f;
+        z_part = loss64 = loss32 = 0.75f;
+        for (int64_t row = 0; row < c.positions; ++row) {
+          for (int64_t i = 0; i < c.vocab; ++i) {
+            logits.SetExactly(row, i, given.Get(row, i));
+          }
+        }
         ExpectOk(CrossEntropy(args, context));
-        std::vector<uint8_t> all = dlogits.bytes();
+        std::vector<uint8_t> all = gradient.bytes();
         const auto* bytes = reinterpret_cast<const uint8_t*>(&loss64);
         all.insert(all.end(), bytes, bytes + sizeof loss64);
         bytes = reinterpret_cast<const uint8_t*>(&loss32);
         all.insert(all.end(), bytes, bytes + sizeof loss32);
+        bytes = reinterpret_cast<const uint8_t*>(row_losses.data());
+        all.insert(all.end(), bytes,
+                   bytes + row_losses.size() * sizeof(double));
         return all;
       },
       [&] {
         EXPECT_NEAR(f64 ? loss64 : static_cast<double>(loss32), loss,
-                    kEps * terms * loss_size);
+                    Eps(f64 ? dtype : DType::kF32) * terms * loss_size);
+        EXPECT_NEAR(z_part, z_loss, Eps(dtype) * terms * (1 + z_loss));
+        for (size_t i = 0; i < losses.size(); ++i) {
+          ASSERT_NEAR(row_losses[i], losses[i], Eps(dtype) * terms * sizes[i])
+              << i;
+        }
         const auto p = [&](int64_t row, int64_t i) {
           const auto at = static_cast<size_t>(row);
           return values[at] == kIgnore
                      ? 0.0
-                     : std::exp(logits.Get(row, i) - max[at]) / sum[at] / count;
+                     : weights[at] * (1 + 2 * c.z_loss * lse[at]) *
+                           std::exp(given.Get(row, i) - max[at]) / sum[at] /
+                           count;
         };
         ExpectNear(
-            "dlogits", dlogits,
+            "dlogits", gradient,
             [&](int64_t row, int64_t i) {
-              return p(row, i) -
-                     (values[static_cast<size_t>(row)] == i ? 1 / count : 0.0);
+              const auto at = static_cast<size_t>(row);
+              if (values[at] == kIgnore) return 0.0;
+              const double learned =
+                  (values[at] == i ? 1 - smoothing : 0.0) + smoothing / vocab;
+              return p(row, i) - weights[at] * learned / count;
             },
             [&](int64_t row, int64_t i) {
-              return kEps * p(row, i) *
-                     (terms + max[static_cast<size_t>(row)] -
-                      logits.Get(row, i));
+              return Eps(dtype) * (std::abs(p(row, i)) *
+                                       (terms + max[static_cast<size_t>(row)] -
+                                        given.Get(row, i)) +
+                                   2 * smoothing / vocab);
             });
-        EXPECT_TRUE(dlogits.PaddingIntact());
+        EXPECT_TRUE(gradient.PaddingIntact());
       });
 }
 
@@ -262,6 +322,10 @@ TEST_P(IndexedOps, CrossEntropy) {
                                                 {6, 10007}}) {
     TestCrossEntropy(GetParam(), DType::kF32, {positions, vocab, false, true});
     TestCrossEntropy(GetParam(), DType::kF64, {positions, vocab, true, false});
+    TestCrossEntropy(GetParam(), DType::kF64,
+                     {positions, vocab, false, true, 0.1, 1e-3, true, true});
+    TestCrossEntropy(GetParam(), DType::kF64,
+                     {positions, vocab, true, false, 0.3, 0.0, true, false});
   }
 }
 
@@ -283,7 +347,7 @@ TEST_P(IndexedOps, CrossEntropyOfLargeLogits) {
   ExpectOk(CrossEntropy(args));
   double sum = 0;
   for (int64_t i = 0; i < vocab; ++i) sum += std::exp(logits.Get(1, i));
-  EXPECT_NEAR(loss, std::log(sum) - logits.Get(1, 4), 1e4 * kEps);
+  EXPECT_NEAR(loss, std::log(sum) - logits.Get(1, 4), 1e4 * Eps(GetParam()));
   EXPECT_EQ(dlogits.Get(0, 3), 0.0);
   EXPECT_EQ(dlogits.Get(1, 4), -1.0);
 }

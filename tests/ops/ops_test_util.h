@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "fa2/training_ops.h"
+#include "src/common/half.h"
 
 namespace fa2::test {
 
@@ -36,13 +37,25 @@ inline uint16_t ToBf16(float f) {
   return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
+// Half a unit in the last place of 1 in what a kernel computes dtype in.
+inline double Eps(DType dtype) { return dtype == DType::kF64 ? 0x1p-53 : kEps; }
+
 // Largest error of rounding a result near x when it is stored.
 inline double StoreError(DType dtype, double x) {
-  return std::abs(x) * (dtype == DType::kBF16 ? 0x1p-8 : 0x1p-23) + 1e-37;
+  switch (dtype) {
+    case DType::kBF16:
+      return std::abs(x) * 0x1p-8 + 1e-37;
+    case DType::kF16:
+      return std::abs(x) * 0x1p-11 + 0x1p-25;  // half a subnormal step
+    case DType::kF64:
+      return std::abs(x) * 0x1p-52 + 1e-300;
+    default:
+      return std::abs(x) * 0x1p-23 + 1e-37;
+  }
 }
 
-// A dense or row-padded f32 or bf16 array [1, 1, rows, dim]. Memory between the
-// rows holds a pattern.
+// A dense or row-padded array of a float dtype [1, 1, rows, dim]. Memory
+// between the rows holds a pattern.
 class Array {
  public:
   Array(DType dtype, int64_t rows, int64_t dim, int64_t padding = 0)
@@ -66,6 +79,16 @@ class Array {
       std::memcpy(&x, p, sizeof x);
       return FromBf16(x);
     }
+    if (dtype_ == DType::kF16) {
+      uint16_t x;
+      std::memcpy(&x, p, sizeof x);
+      return F16ToF32(x);
+    }
+    if (dtype_ == DType::kF64) {
+      double x;
+      std::memcpy(&x, p, sizeof x);
+      return x;
+    }
     float x;
     std::memcpy(&x, p, sizeof x);
     return x;
@@ -75,8 +98,22 @@ class Array {
     if (dtype_ == DType::kBF16) {
       const uint16_t x = ToBf16(value);
       std::memcpy(p, &x, sizeof x);
+    } else if (dtype_ == DType::kF16) {
+      const uint16_t x = F32ToF16(value);
+      std::memcpy(p, &x, sizeof x);
+    } else if (dtype_ == DType::kF64) {
+      const double x = value;
+      std::memcpy(p, &x, sizeof x);
     } else {
       std::memcpy(p, &value, sizeof value);
+    }
+  }
+  // Of a value that the dtype holds.
+  void SetExactly(int64_t row, int64_t i, double value) {
+    if (dtype_ == DType::kF64) {
+      std::memcpy(const_cast<uint8_t*>(At(row, i)), &value, sizeof value);
+    } else {
+      Set(row, i, static_cast<float>(value));
     }
   }
   void Fill(const std::function<float()>& next) {

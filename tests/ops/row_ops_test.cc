@@ -39,7 +39,8 @@ std::vector<double> SoftmaxOf(const Array& x, int64_t row) {
 
 class RowOps : public ::testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(Types, RowOps,
-                         ::testing::Values(DType::kF32, DType::kBF16),
+                         ::testing::Values(DType::kF32, DType::kBF16,
+                                           DType::kF16, DType::kF64),
                          [](const auto& info) { return NameOf(info.param); });
 
 TEST_P(RowOps, Softmax) {
@@ -68,9 +69,10 @@ TEST_P(RowOps, Softmax) {
               const double want = p[static_cast<size_t>(i)];
               // The difference to the maximum is rounded before exp.
               const double exponent = want > 0 ? max - x.Get(row, i) : 0.0;
-              ASSERT_NEAR(y.Get(row, i), want,
-                          want * kEps * (SumTerms(shape.dim) + exponent) +
-                              StoreError(GetParam(), want))
+              ASSERT_NEAR(
+                  y.Get(row, i), want,
+                  want * Eps(GetParam()) * (SumTerms(shape.dim) + exponent) +
+                      StoreError(GetParam(), want))
                   << row << ", " << i << " of " << shape.dim;
             }
           }
@@ -108,7 +110,7 @@ TEST_P(RowOps, SoftmaxBackward) {
                        (dy.Get(row, i) - sum[static_cast<size_t>(row)]);
               },
               [&](int64_t row, int64_t i) {
-                return kEps * std::abs(y.Get(row, i)) *
+                return Eps(GetParam()) * std::abs(y.Get(row, i)) *
                        (2 * std::abs(dy.Get(row, i)) +
                         SumTerms(shape.dim) * size[static_cast<size_t>(row)]);
               });
@@ -146,7 +148,8 @@ TEST_P(RowOps, RmsNorm) {
                      weight.Get(0, i);
             };
             ExpectNear("y", y, want, [&](int64_t row, int64_t i) {
-              return kEps * SumTerms(shape.dim) * std::abs(want(row, i));
+              return Eps(GetParam()) * SumTerms(shape.dim) *
+                     std::abs(want(row, i));
             });
             EXPECT_TRUE(y.PaddingIntact());
           });
@@ -209,7 +212,7 @@ void TestRmsNormBackward(DType dtype, DType weight_type, const Shape& shape,
             },
             [&](int64_t row, int64_t i) {
               const auto at = static_cast<size_t>(row);
-              return kEps * SumTerms(shape.dim) *
+              return Eps(dtype) * SumTerms(shape.dim) *
                      (std::abs(weight.Get(0, i) * r[at] * dy.Get(row, i)) +
                       2 * std::abs(x.Get(row, i)) * std::pow(r[at], 3) / n *
                           dot_size[at]);
@@ -232,7 +235,9 @@ void TestRmsNormBackward(DType dtype, DType weight_type, const Shape& shape,
         ExpectNear(
             "dweight", dweight,
             [&](int64_t, int64_t i) { return sum(i, false); },
-            [&](int64_t, int64_t i) { return kEps * terms * sum(i, true); });
+            [&](int64_t, int64_t i) {
+              return Eps(dtype) * terms * sum(i, true);
+            });
         EXPECT_TRUE(dx.PaddingIntact() && dweight.PaddingIntact());
       });
 }

@@ -1,0 +1,199 @@
+// SwiGLU, silu(gate) * up, and its backward, element by element.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "fa2/training_ops.h"
+#include "src/context/context_impl.h"
+#include "src/ops/arguments.h"
+#include "src/ops/rows.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/ops/swiglu.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+
+// Must come after foreach_target.h.
+#include "hwy/highway.h"
+#include "src/ops/exp-inl.h"
+#include "src/ops/load-inl.h"
+
+#ifndef FA2_SRC_OPS_SWIGLU_ONCE_
+#define FA2_SRC_OPS_SWIGLU_ONCE_
+namespace fa2::ops {
+
+struct SwiGluJob {
+  RowArray gate, up, y;     // forward
+  RowArray dy, dgate, dup;  // backward, with gate and up
+  bool want_dgate = false;
+  bool want_dup = false;
+  size_t dim = 0;
+  DType dtype = DType::kF32;
+  bool stream = false;  // write past the caches
+};
+
+}  // namespace fa2::ops
+#endif  // FA2_SRC_OPS_SWIGLU_ONCE_
+
+HWY_BEFORE_NAMESPACE();
+namespace fa2::ops::HWY_NAMESPACE {
+
+// 1 / (1 + exp(-x)), by way of exp(-|x|), which cannot overflow.
+template <class D>
+HWY_INLINE hn::Vec<D> Sigmoid(D d, hn::Vec<D> x) {
+  const auto one = hn::Set(d, 1);
+  const auto e = ExpNonPositive(d, hn::Neg(hn::Abs(x)));
+  const auto numerator = hn::IfThenElse(hn::Lt(x, hn::Zero(d)), e, one);
+  return hn::Div(numerator, hn::Add(one, e));
+}
+
+template <typename T>
+void SwiGluRowsOf(const SwiGluJob& job, RowRange rows) {
+  const hn::ScalableTag<Computed<T>> d;
+  for (int64_t row = rows.begin; row < rows.end; ++row) {
+    const T* HWY_RESTRICT gate = job.gate.In<T>(row);
+    const T* HWY_RESTRICT up = job.up.In<T>(row);
+    WriteRow(d, job.y.Out<T>(row), job.dim, job.stream,
+             [&](size_t i, size_t left) HWY_ATTR {
+               const auto g = LoadUpTo(d, gate + i, left);
+               return hn::Mul(hn::Mul(g, Sigmoid(d, g)),
+                              LoadUpTo(d, up + i, left));
+             });
+  }
+  hwy::FlushStream();
+}
+
+void SwiGluRows(const SwiGluJob& job, RowRange rows) {
+  WithElement(job.dtype, [&](auto element) {
+    SwiGluRowsOf<decltype(element)>(job, rows);
+  });
+}
+
+template <typename T>
+void SwiGluBackwardRowsOf(const SwiGluJob& job, RowRange rows) {
+  const hn::ScalableTag<Computed<T>> d;
+  const auto one = hn::Set(d, 1);
+  for (int64_t row = rows.begin; row < rows.end; ++row) {
+    const T* HWY_RESTRICT gate = job.gate.In<T>(row);
+    const T* HWY_RESTRICT up = job.up.In<T>(row);
+    const T* HWY_RESTRICT dy = job.dy.In<T>(row);
+    T* HWY_RESTRICT dgate = job.want_dgate ? job.dgate.Out<T>(row) : nullptr;
+    T* HWY_RESTRICT dup = job.want_dup ? job.dup.Out<T>(row) : nullptr;
+    const size_t lanes = hn::Lanes(d);
+    for (size_t i = 0; i < job.dim; i += lanes) {
+      const size_t left = job.dim - i;
+      const auto g = LoadUpTo(d, gate + i, left);
+      const auto dy_lanes = LoadUpTo(d, dy + i, left);
+      const auto s = Sigmoid(d, g);
+      if (dup != nullptr) {
+        StoreUpTo(d, hn::Mul(dy_lanes, hn::Mul(g, s)), dup + i, left);
+      }
+      if (dgate != nullptr) {
+        const auto slope =
+            hn::Mul(s, hn::MulAdd(g, hn::Sub(one, s), one));
+        StoreUpTo(d,
+                  hn::Mul(hn::Mul(dy_lanes, LoadUpTo(d, up + i, left)), slope),
+                  dgate + i, left);
+      }
+    }
+  }
+}
+
+void SwiGluBackwardRows(const SwiGluJob& job, RowRange rows) {
+  WithElement(job.dtype, [&](auto element) {
+    SwiGluBackwardRowsOf<decltype(element)>(job, rows);
+  });
+}
+
+}  // namespace fa2::ops::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "src/simd/target.h"
+
+namespace fa2 {
+namespace ops {
+namespace {
+
+HWY_EXPORT(SwiGluRows);
+HWY_EXPORT(SwiGluBackwardRows);
+
+using SwiGluKernel = void (*)(const SwiGluJob& job, RowRange rows);
+
+Status CheckLikeGate(const NamedView& x, const ConstTensorView& gate) {
+  Status status = CheckRows(x, kFloats);
+  if (status.ok()) status = CheckType(x, {"gate", gate});
+  if (status.ok()) status = CheckShape(x, gate.sizes, "the shape of gate");
+  return status;
+}
+
+void RunSwiGlu(const Context& context, SwiGluKernel kernel,
+               const ConstTensorView& gate, SwiGluJob* job) {
+  const int64_t rows = RowCount(gate);
+  job->dim = static_cast<size_t>(gate.sizes[3]);
+  if (rows == 0 || job->dim == 0) return;
+  job->dtype = gate.dtype;
+  job->stream = WritePastCaches(Elements(gate) *
+                                static_cast<int64_t>(SizeOf(gate.dtype)));
+  const int64_t step = RowsPerItem(gate.sizes[3], gate.dtype);
+  context.impl().pool().For(CeilDiv(rows, step),
+                            [kernel, job, step, rows](int64_t item, int) {
+                              kernel(*job, ItemRows(item, step, rows));
+                            });
+}
+
+}  // namespace
+}  // namespace ops
+
+Status SwiGlu(const ConstTensorView& gate, const ConstTensorView& up,
+              const TensorView& y, Context* context) {
+  using namespace ops;
+  Status status = ResolveContext(context, &context);
+  if (status.ok()) status = CheckRows({"gate", gate}, kFloats);
+  if (status.ok()) status = CheckLikeGate({"up", up}, gate);
+  if (status.ok()) status = CheckLikeGate({"y", y}, gate);
+  if (status.ok()) status = CheckOverlap({{"y", y}}, {{"gate", gate}, {"up", up}});
+  if (!status.ok()) return status;
+  SwiGluJob job;
+  job.gate = RowArray(gate);
+  job.up = RowArray(up);
+  job.y = RowArray(y);
+  RunSwiGlu(*context,
+            FA2_TARGET_FUNCTION(SwiGluRows, context->impl().targets()), gate,
+            &job);
+  return status;
+}
+
+Status SwiGluBackward(const SwiGluBackwardArgs& args, Context* context) {
+  using namespace ops;
+  const ConstTensorView& gate = args.gate;
+  const ConstTensorView dgate = args.dgate;
+  const ConstTensorView dup = args.dup;
+  Status status = ResolveContext(context, &context);
+  if (status.ok()) status = CheckRows({"gate", gate}, kFloats);
+  if (status.ok()) status = CheckLikeGate({"dy", args.dy}, gate);
+  if (status.ok()) status = CheckLikeGate({"up", args.up}, gate);
+  if (status.ok() && dgate.given()) {
+    status = CheckLikeGate({"dgate", dgate}, gate);
+  }
+  if (status.ok() && dup.given()) status = CheckLikeGate({"dup", dup}, gate);
+  if (status.ok()) {
+    status = CheckOverlap({{"dgate", dgate}, {"dup", dup}},
+                          {{"dy", args.dy}, {"gate", gate}, {"up", args.up}});
+  }
+  if (!status.ok()) return status;
+  SwiGluJob job;
+  job.gate = RowArray(gate);
+  job.up = RowArray(args.up);
+  job.dy = RowArray(args.dy);
+  job.want_dgate = dgate.given();
+  job.want_dup = dup.given();
+  if (job.want_dgate) job.dgate = RowArray(dgate);
+  if (job.want_dup) job.dup = RowArray(dup);
+  RunSwiGlu(*context,
+            FA2_TARGET_FUNCTION(SwiGluBackwardRows, context->impl().targets()),
+            gate, &job);
+  return status;
+}
+
+}  // namespace fa2
+#endif  // HWY_ONCE
