@@ -88,8 +88,7 @@ void SwiGluBackwardRowsOf(const SwiGluJob& job, RowRange rows) {
         StoreUpTo(d, hn::Mul(dy_lanes, hn::Mul(g, s)), dup + i, left);
       }
       if (dgate != nullptr) {
-        const auto slope =
-            hn::Mul(s, hn::MulAdd(g, hn::Sub(one, s), one));
+        const auto slope = hn::Mul(s, hn::MulAdd(g, hn::Sub(one, s), one));
         StoreUpTo(d,
                   hn::Mul(hn::Mul(dy_lanes, LoadUpTo(d, up + i, left)), slope),
                   dgate + i, left);
@@ -151,7 +150,8 @@ Status SwiGlu(const ConstTensorView& gate, const ConstTensorView& up,
   if (status.ok()) status = CheckRows({"gate", gate}, kFloats);
   if (status.ok()) status = CheckLikeGate({"up", up}, gate);
   if (status.ok()) status = CheckLikeGate({"y", y}, gate);
-  if (status.ok()) status = CheckOverlap({{"y", y}}, {{"gate", gate}, {"up", up}});
+  if (status.ok())
+    status = CheckOverlap({{"y", y}}, {{"gate", gate}, {"up", up}});
   if (!status.ok()) return status;
   SwiGluJob job;
   job.gate = RowArray(gate);

@@ -26,7 +26,8 @@ TensorView View(Array* x, const Case& c) {
   TensorView view = x->view();
   const int64_t row = view.strides[2];
   view.sizes = {c.batch, c.heads, c.length, c.dim};
-  view.strides = {c.heads * c.length * row, c.heads_inside ? row : c.length * row,
+  view.strides = {c.heads * c.length * row,
+                  c.heads_inside ? row : c.length * row,
                   c.heads_inside ? c.heads * row : row, 1};
   return view;
 }
@@ -74,9 +75,8 @@ void TestRotary(DType dtype, DType angle_dtype, const Case& c) {
     if (i >= 2 * pairs) return sizes ? 0.0 : x.Get(row, i);
     const bool second = c.interleaved ? i % 2 == 1 : i >= pairs;
     const int64_t pair = c.interleaved ? i / 2 : i % pairs;
-    const int64_t other =
-        c.interleaved ? (second ? i - 1 : i + 1)
-                      : (second ? i - pairs : i + pairs);
+    const int64_t other = c.interleaved ? (second ? i - 1 : i + 1)
+                                        : (second ? i - pairs : i + pairs);
     const double first_term = x.Get(row, i) * cos.Get(position(row), pair);
     const double second_term = (second ? sign : -sign) * x.Get(row, other) *
                                sin.Get(position(row), pair);
@@ -109,11 +109,18 @@ TEST_P(Rotary, ForwardAndBackward) {
     for (const bool heads_inside : {false, true}) {
       for (const bool by_batch : {false, true}) {
         for (const auto& [dim, turned] :
-             std::vector<std::pair<int64_t, int64_t>>{
-                 {2, 2}, {7, 6}, {16, 16}, {34, 34}, {64, 64}, {128, 128},
-                 {80, 32}, {65, 0}, {5, 4}, {37, 36}}) {
-          const Case c = {2,           3,        5,           dim, turned,
-                          interleaved, by_batch, heads_inside};
+             std::vector<std::pair<int64_t, int64_t>>{{2, 2},
+                                                      {7, 6},
+                                                      {16, 16},
+                                                      {34, 34},
+                                                      {64, 64},
+                                                      {128, 128},
+                                                      {80, 32},
+                                                      {65, 0},
+                                                      {5, 4},
+                                                      {37, 36}}) {
+          const Case c = {2,      3,           5,        dim,
+                          turned, interleaved, by_batch, heads_inside};
           TestRotary(GetParam(), GetParam(), c);
           TestRotary(GetParam(), DType::kF32, c);
         }
@@ -121,9 +128,11 @@ TEST_P(Rotary, ForwardAndBackward) {
     }
     // Several items of work.
     TestRotary(GetParam(), DType::kF32,
-         {3, 2, 701, 64, 64, interleaved, true, false});
-    TestRotary(GetParam(), DType::kF32, {1, 4, 701, 96, 64, interleaved, false, true});
-    TestRotary(GetParam(), DType::kF32, {0, 4, 7, 8, 8, interleaved, false, true});
+               {3, 2, 701, 64, 64, interleaved, true, false});
+    TestRotary(GetParam(), DType::kF32,
+               {1, 4, 701, 96, 64, interleaved, false, true});
+    TestRotary(GetParam(), DType::kF32,
+               {0, 4, 7, 8, 8, interleaved, false, true});
   }
 }
 

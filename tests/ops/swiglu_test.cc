@@ -81,10 +81,9 @@ TEST_P(SwiGluOps, ForwardAndBackward) {
               },
               [&](int64_t row, int64_t i) {
                 // 1 - s is as inexact as s.
-                return bound *
-                           std::abs(dy.Get(row, i) * up.Get(row, i) *
-                                    Sigmoid(gate.Get(row, i)) *
-                                    (1 + std::abs(gate.Get(row, i)))) +
+                return bound * std::abs(dy.Get(row, i) * up.Get(row, i) *
+                                        Sigmoid(gate.Get(row, i)) *
+                                        (1 + std::abs(gate.Get(row, i)))) +
                        1e-36;
               });
           EXPECT_TRUE(y.PaddingIntact() && dgate.PaddingIntact() &&

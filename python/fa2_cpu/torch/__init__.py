@@ -4,6 +4,7 @@
     out = fa2_cpu.torch.scaled_dot_product_attention(q, k, v, is_causal=True)   # one call
     fa2_cpu.torch.replace_sdpa()                                                # every call of the process
     with fa2_cpu.torch.replace_sdpa(): ...                                      # every call in a block
+    loss = fa2_cpu.torch.linear_cross_entropy(hidden, lm_head.weight, labels)   # the rest of a step
 
 With a PyTorch that has torch.nn.attention.activate_flash_attention_impl, importing this module
 registers the implementation "fa2" there. See docs/python.md.
@@ -11,9 +12,30 @@ registers the implementation "fa2" there. See docs/python.md.
 
 import fa2_cpu.torch._aten as _aten
 from fa2_cpu.torch._aten import replace_sdpa
+from fa2_cpu.torch._causal_attention import causal_attention
+from fa2_cpu.torch._cross_entropy import cross_entropy
+from fa2_cpu.torch._embedding import embedding
+from fa2_cpu.torch._linear_cross_entropy import linear_cross_entropy
 from fa2_cpu.torch._ops import attention
+from fa2_cpu.torch._rms_norm import rms_norm
+from fa2_cpu.torch._rotary import apply_rotary_emb, apply_rotary_pos_emb
 from fa2_cpu.torch._sdpa import scaled_dot_product_attention
+from fa2_cpu.torch._softmax import softmax
+from fa2_cpu.torch._swiglu import swiglu
 
-__all__ = ["attention", "replace_sdpa", "scaled_dot_product_attention"]
+__all__ = [
+    "apply_rotary_emb",
+    "apply_rotary_pos_emb",
+    "attention",
+    "causal_attention",
+    "cross_entropy",
+    "embedding",
+    "linear_cross_entropy",
+    "replace_sdpa",
+    "rms_norm",
+    "scaled_dot_product_attention",
+    "softmax",
+    "swiglu",
+]
 
 _aten.register_implementation()

@@ -1,0 +1,209 @@
+"""cross_entropy: its value and its gradient in one pass over the logits."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fa2_cpu import _core
+from fa2_cpu.torch._library import check_float, number_of, operator, rows, threads
+
+
+class Divided(NamedTuple):
+    """How a sum of losses becomes the result."""
+
+    count: int  # the core's divisor
+    weights: Optional[Tensor]  # factors of positions, f32 or f64 [positions]
+
+
+def divide(
+    positions_counted: int, weights: Optional[Tensor], reduction: str, num_items: Optional[Tensor]
+) -> Divided:
+    """The divisor: num_items for the mean where given, else what counts, weighted; 1 where nothing counts."""
+    if reduction != "mean":
+        return Divided(1, weights)
+    if num_items is not None:
+        divisor = float(num_items)
+    else:
+        divisor = float(positions_counted if weights is None else weights.sum())
+    if divisor == int(divisor):
+        return Divided(max(1, int(divisor)), weights)
+    return Divided(1, torch.tensor([1.0 / divisor]) if weights is None else weights / divisor)
+
+
+def loss_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def check_reduction(reduction: str) -> None:
+    if reduction not in ("none", "sum", "mean"):
+        raise ValueError(f'reduction is "{reduction}"; it must be "none", "sum" or "mean"')
+
+
+_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+
+
+def hand_over(ctx: Any, factor: Tensor) -> list[Optional[Tensor]]:
+    """ctx.grads, which the forward made, times a number: no pass over them where it is 1, as in most training
+    steps, one in place where it is not. A graph that is retained keeps them, and gives copies."""
+    if ctx.grads is None:
+        raise RuntimeError("backward ran twice through one graph; the first time needs retain_graph=True")
+    # Traced tensors are of a type of their own: the compiler fuses the product.
+    if type(factor) is not Tensor or _keeps_graph():
+        return [None if g is None else g * factor.to(g.dtype) for g in ctx.grads]
+    grads, ctx.grads = ctx.grads, None
+    number = float(factor)
+    if number != 1.0:
+        for g in grads:
+            if g is not None:
+                g.mul_(number)
+    return grads
+
+
+def _allocate(logits, target, weights, ignore_index, reduction, label_smoothing, z_loss, num_items, want_grad):
+    dtype = loss_dtype(logits.dtype)
+    loss = logits.new_empty(target.shape if reduction == "none" else (), dtype=dtype)
+    dlogits = logits.new_empty(logits.shape if want_grad else (0,))
+    return loss, target.new_empty((), dtype=torch.int64), logits.new_empty((), dtype=dtype), dlogits
+
+
+def _kernel(logits, target, weights, ignore_index, reduction, label_smoothing, z_loss, num_items, want_grad):
+    results = _allocate(
+        logits, target, weights, ignore_index, reduction, label_smoothing, z_loss, num_items, want_grad
+    )
+    loss, counted, z_part, dlogits = results
+    counted.copy_((target != ignore_index).sum())
+    divided = divide(int(counted), weights, reduction, num_items)
+    factors = divided.weights
+    _core.cross_entropy(
+        rows(logits), target, ignore_index,
+        loss.reshape(1) if reduction != "none" else None,
+        dlogits if want_grad else None,
+        count=divided.count, label_smoothing=label_smoothing, z_loss=z_loss,
+        weights=None if factors is None else factors.expand(target.shape),
+        losses=loss if reduction == "none" else None, z_loss_part=z_part.reshape(1), **threads(),
+    )  # fmt: skip
+    return results
+
+
+def _save(ctx, inputs, output):
+    ctx.reduction = inputs[4]
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+    # Not saved tensors: these could not be given away.
+    ctx.grads = [output[3] if inputs[8] else None]
+
+
+def _differentiate(ctx, dloss, *unused):
+    nothing = (None,) * 8
+    if dloss is None or ctx.grads == [None]:
+        return None, *nothing
+    if ctx.reduction == "none":
+        return ctx.grads[0] * dloss.to(ctx.grads[0].dtype).unsqueeze(1), *nothing
+    return *hand_over(ctx, dloss), *nothing
+
+
+_op = operator(
+    "cross_entropy(Tensor logits, Tensor target, Tensor? weights, SymInt ignore_index, str reduction, "
+    "float label_smoothing, float z_loss, Tensor? num_items, bool want_grad) -> (Tensor, Tensor, Tensor, Tensor)",
+    _kernel, _allocate, _differentiate, _save,
+)  # fmt: skip
+
+
+def position_weights(
+    weight: Optional[Tensor], target: Tensor, ignore_index: int, dtype: torch.dtype
+) -> Optional[Tensor]:
+    """The class weight of every position, 0 where ignored."""
+    if weight is None:
+        return None
+    ignored = target == ignore_index
+    return weight.detach().to(loss_dtype(dtype))[target.masked_fill(ignored, 0)].masked_fill(ignored, 0.0)
+
+
+def _by_formula(input, target, weight, ignore_index, reduction, label_smoothing, z_loss, num_items):
+    """What the core has not: targets that are probabilities, class weights with smoothing."""
+    wide = input.to(loss_dtype(input.dtype))
+    weight = None if weight is None else weight.to(wide.dtype)
+    z = z_loss * torch.logsumexp(wide, 1 if input.dim() > 1 else 0).square()
+    probabilities = target.is_floating_point()
+    if not probabilities:
+        factor = (target != ignore_index).to(wide.dtype)
+        if weight is not None:
+            factor = factor * weight[target.masked_fill(target == ignore_index, 0)]
+        z = z * factor
+    counted = torch.tensor(z.numel()) if probabilities else (target != ignore_index).sum()
+    if reduction == "none":
+        return F.cross_entropy(
+            wide, target, weight, ignore_index=ignore_index, reduction="none", label_smoothing=label_smoothing
+        ) + z, counted, z.sum()  # fmt: skip
+    total = F.cross_entropy(
+        wide, target, weight, ignore_index=ignore_index, reduction="sum", label_smoothing=label_smoothing
+    ) + z.sum()
+    divisor = 1.0
+    if reduction == "mean":
+        divisor = counted if weight is None or probabilities else factor.sum()
+        divisor = divisor if num_items is None else num_items
+        divisor = torch.where(divisor == 0, 1, divisor).to(wide.dtype)
+    return total / divisor, counted, z.sum() / divisor
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Optional[Tensor] = None,
+    size_average: Optional[bool] = None,
+    ignore_index: int = -100,
+    reduce: Optional[bool] = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    z_loss: float = 0.0,
+    num_items: Any = None,
+    return_stats: bool = False,
+) -> Any:
+    """torch.nn.functional.cross_entropy, its gradient made in the forward's pass over the logits.
+
+    Args:
+      input: logits [C], [N, C] or [N, C, d1, …]; f32, bf16, f16 or f64, any strides. Arithmetic is in f32 (f64
+        for f64).
+      target: int32 or int64 [], [N] or [N, d1, …], each in [0, C) or ignore_index; or probabilities of input's
+        shape, which PyTorch's operators compute, as they do weight together with label_smoothing.
+      weight: [C], factor of each class.
+      reduction: "none", "sum" or "mean", which divides by the number (with weight, the weights) of positions that
+        count. size_average and reduce are its deprecated forms.
+      label_smoothing: in [0, 1].
+      z_loss: adds z_loss · logsumexp(logits)² to each position that counts.
+      num_items: replaces the mean's divisor, for one mean over several calls; a number or a tensor of one.
+      return_stats: return (loss, num_items, z_loss) with the number of positions that count, an int64 tensor, and
+        the part of the loss that z_loss added, neither with a gradient.
+
+    Returns:
+      The loss in f32 (f64 for f64); 0 where nothing counts.
+
+    Raises:
+      TypeError: an input that is not on the CPU or not of a float dtype.
+      ValueError: shapes that do not fit, or a target out of range, by its position and value.
+    """
+    check_float("input", input)
+    if size_average is not None or reduce is not None:
+        reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)
+    check_reduction(reduction)
+    num_items = number_of(num_items)
+    if target.is_floating_point() or (weight is not None and label_smoothing != 0.0):
+        result = _by_formula(input, target, weight, ignore_index, reduction, label_smoothing, z_loss, num_items)
+        return result if return_stats else result[0]
+    shape = target.shape
+    logits = input.unsqueeze(0) if input.dim() == 1 else input.movedim(1, -1)
+    if logits.shape[:-1].numel() != target.numel() or (input.dim() > 1 and logits.shape[:-1] != shape):
+        raise ValueError(f"target has shape {tuple(shape)}; it must be input's, {tuple(input.shape)}, without C")
+    flat = target.reshape(-1)
+    loss, counted, z_part, _ = _op(
+        logits.reshape(-1, logits.shape[-1]), flat, position_weights(weight, flat, ignore_index, input.dtype),
+        ignore_index, reduction, label_smoothing, z_loss, num_items,
+        input.requires_grad and torch.is_grad_enabled(),
+    )  # fmt: skip
+    loss = loss.reshape(shape) if reduction == "none" else loss
+    return (loss, counted, z_part) if return_stats else loss

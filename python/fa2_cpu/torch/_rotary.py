@@ -1,0 +1,103 @@
+"""apply_rotary_emb and apply_rotary_pos_emb: rotary position embedding with its backward."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fa2_cpu import _core
+from fa2_cpu.torch._library import check_float, operator, rows, threads
+from fa2_cpu.torch._ops import _empty_in_order
+
+
+def _allocate(x, cos, sin, interleaved, back):
+    return _empty_in_order(x, x.shape, "bhsd")
+
+
+def _kernel(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:
+    y = _allocate(x, cos, sin, interleaved, back)
+    _core.rotary_embedding(rows(x), rows(cos), rows(sin), interleaved, back, y, **threads())
+    return y
+
+
+def _save(ctx, inputs, output):
+    _, cos, sin, ctx.interleaved, ctx.back = inputs
+    ctx.save_for_backward(cos, sin)
+
+
+def _differentiate(ctx, dy):
+    return _op(dy, *ctx.saved_tensors, ctx.interleaved, not ctx.back), None, None, None, None
+
+
+# back: by the negative angle, which is the gradient.
+_op = operator(
+    "rotary_embedding(Tensor x, Tensor cos, Tensor sin, bool interleaved, bool back) -> Tensor",
+    _kernel, _allocate, _differentiate, _save,
+)  # fmt: skip
+
+
+def _angles(name: str, angles: Tensor, x: Tensor, length: int) -> Tensor:
+    """cos or sin as [1 or B, 1, N, R/2], in a dtype that the core reads beside x's."""
+    check_float(name, angles)
+    if angles.requires_grad and torch.is_grad_enabled():
+        raise TypeError(f"{name} requires grad; fa2 has no gradient of the angles")
+    if angles.dim() not in (2, 3) or angles.shape[-2] != length or angles.shape[-1] > x.shape[-1] // 2:
+        raise ValueError(
+            f"{name} has shape {tuple(angles.shape)}; it must be [N, R/2] or [B, N, R/2] with N = {length} and "
+            f"R ≤ {x.shape[-1]}"
+        )
+    if angles.dtype not in (x.dtype, torch.float32):
+        angles = angles.to(torch.float32)
+    return angles[None, None] if angles.dim() == 2 else angles[:, None]
+
+
+def apply_rotary_emb(
+    x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, layout: str = "bhsd"
+) -> Tensor:
+    """Turns pairs of the first R elements of each head by the angle of its position (Su et al. 2021).
+
+    Args:
+      x: [B, H, N, D] (layout "bhsd") or [B, N, H, D] ("bshd"); f32, bf16, f16 or f64, any strides.
+      cos, sin: [N, R/2] or [B, N, R/2] with R ≤ D, any float dtype. They get no gradient.
+      interleaved: pairs are elements (2i, 2i + 1); else (i, i + R/2), as in GPT-NeoX and transformers.
+
+    Returns:
+      x's shape and dtype; elements from R on are copied.
+
+    Raises:
+      TypeError: dtypes or devices that fa2 does not compute on, or angles that require grad.
+      ValueError: shapes that do not fit.
+    """
+    check_float("x", x)
+    if layout not in ("bhsd", "bshd"):
+        raise ValueError(f'layout is "{layout}"; it must be "bhsd" or "bshd"')
+    if x.dim() != 4:
+        raise ValueError(f"x has shape {tuple(x.shape)}; it must have 4 dimensions")
+    heads_first = layout == "bhsd"
+    length = x.shape[2 if heads_first else 1]
+    cos = _angles("cos", cos, x, length)
+    sin = _angles("sin", sin, x, length)
+    if sin.dtype != cos.dtype:
+        cos, sin = cos.float(), sin.float()
+    if heads_first:
+        return _op(x, cos, sin, interleaved, False)
+    return _op(x.transpose(1, 2), cos, sin, interleaved, False).transpose(1, 2)
+
+
+def apply_rotary_pos_emb(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor]:
+    """apply_rotary_emb on q and k, as transformers' function of that name.
+
+    Args:
+      q, k: [B, H, N, D] with unsqueeze_dim 1, [B, N, H, D] with 2.
+      cos, sin: [B, N, D], whose second half repeats the first, or only [B, N, D/2].
+
+    Returns:
+      q and k turned, in their dtypes.
+    """
+    layout = "bhsd" if unsqueeze_dim == 1 else "bshd"
+    if cos.shape[-1] == q.shape[-1]:
+        half = q.shape[-1] // 2
+        cos, sin = cos[..., :half], sin[..., :half]
+    return apply_rotary_emb(q, cos, sin, layout=layout), apply_rotary_emb(k, cos, sin, layout=layout)
