@@ -1,8 +1,9 @@
-"""attn_implementation="fa2" for Hugging Face transformers.
+"""attn_implementation="fa2" for Hugging Face transformers, and whole models on fa2.
 
     import fa2_cpu.hf
     fa2_cpu.hf.register()
     model = AutoModelForCausalLM.from_config(config, attn_implementation="fa2")
+    fa2_cpu.hf.accelerate(model)   # norms, rotary embeddings, SwiGLU and the loss besides
 
 Trains and generates on CPU, with padding, static and dynamic caches, grouped queries, sliding
 windows, softcap and sinks. Causal masks, windows and padding are not formed as [N, N] arrays; other
@@ -16,10 +17,11 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from fa2_cpu._hf_accelerate import Acceleration, accelerate
 from fa2_cpu.torch._ops import attention
 from fa2_cpu.torch._sdpa import autocast
 
-__all__ = ["register"]
+__all__ = ["Acceleration", "accelerate", "register"]
 
 
 def _plain_window(config: Any, local_size: Optional[int]) -> bool:
