@@ -55,7 +55,8 @@ struct LaneBackward : LaneProducts<Op> {
     arrays.ds = ds;
     arrays.alibi_gradient = block.alibi_gradient;
     const bool general = !block.score.plain() || ds != nullptr ||
-                         block.alibi_gradient != nullptr;
+                         block.alibi_gradient != nullptr ||
+                         HasLargeScores(d, arrays.lse);
     for (size_t begin = keys.begin; begin < keys.end; begin += kTileKeys) {
       area.key_begin = begin;
       area.key_end = std::min(begin + kTileKeys, keys.end);

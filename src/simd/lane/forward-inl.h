@@ -102,9 +102,15 @@ class LaneForward : LaneProducts<Op> {
     }
     std::copy_n(p.row_max, PanelWidth(D()), old_max_);
     ScorePanel(p, to_memory_);
-    MaxPass(p);
+    MaxPass(p, general_);
+    bool general = general_;
+    if (!general && HasLargeScores(D(), p.row_max)) {
+      general = true;
+      std::copy_n(old_max_, PanelWidth(D()), p.row_max);
+      MaxPass(p, general);
+    }
     Rescale(p);
-    ExpPass(p);
+    ExpPass(p, general);
     AddOutput(p, factor_);
   }
 
@@ -112,9 +118,10 @@ class LaneForward : LaneProducts<Op> {
     return block_.outgrown != nullptr && *block_.outgrown;
   }
 
-  // Whether all rows have seen something.
+  // Whether all rows have seen something, and nothing large.
   bool HaveMaxima(const Panel& p) const {
     const D d;
+    if (HasLargeScores(d, p.row_max)) return false;
     for (size_t col = 0; col < PanelWidth(d); col += hn::Lanes(d)) {
       const auto max = hn::Load(d, p.row_max + col);
       if (!hn::AllTrue(d, hn::Gt(max, hn::Neg(hn::Inf(d))))) return false;
@@ -170,8 +177,9 @@ class LaneForward : LaneProducts<Op> {
         scores_.s() + p.keys.begin * PanelWidth(d), sink);
   }
 
-  // Takes the running maxima on to those of S.
-  void MaxPass(const Panel& p) const {
+  // Takes the running maxima on to those of S, which `general` rewrites as it
+  // enters the softmax.
+  void MaxPass(const Panel& p, bool general) const {
     const D d;
     const size_t width = PanelWidth(d);
     T* const s = scores_.s();
@@ -185,12 +193,12 @@ class LaneForward : LaneProducts<Op> {
         std::fill_n(s + begin * width, (area.key_end - begin) * width,
                     -std::numeric_limits<T>::infinity());
       } else if (state == TileState::kPartial) {
-        if (general_) {
+        if (general) {
           ForwardMaxPass<true, true>(d, options, area, s, p.row_max);
         } else {
           ForwardMaxPass<true, false>(d, options, area, s, p.row_max);
         }
-      } else if (general_) {
+      } else if (general) {
         ForwardMaxPass<false, true>(d, options, area, s, p.row_max);
       } else {
         ForwardMaxPass<false, false>(d, options, area, s, p.row_max);
@@ -211,7 +219,7 @@ class LaneForward : LaneProducts<Op> {
   }
 
   // P and its sums from S in memory.
-  void ExpPass(const Panel& p) const {
+  void ExpPass(const Panel& p, bool general) const {
     const D d;
     const PassArea area = Area(p);
     const PanelOptions<T> options(block_.score, area);
@@ -219,7 +227,7 @@ class LaneForward : LaneProducts<Op> {
     // nothing in common.
     const bool same_weight = block_.score.dropout != nullptr;
     T* const weight = same_weight ? nullptr : p.row_weight;
-    if (general_) {
+    if (general) {
       ForwardExpPass<Op, true, true>(d, options, area, scores_, p.row_max,
                                      p.row_sum, weight);
     } else if (block_.tiles != nullptr) {

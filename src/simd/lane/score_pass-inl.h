@@ -111,6 +111,27 @@ HWY_INLINE hn::Mask<D> VisibleLanes(D d,
                  hn::Lt(k, hn::Load(d, options.visible_end + col)));
 }
 
+// Scores whose row statistics are larger than this are rounded once, as
+// kGeneral has them, before anything is subtracted: where S scale - m is one
+// fused operation, m has been rounded and S scale has not, and what rounding
+// leaves of a score of 2^14 is 2^-10, of one of 1e10 hundreds.
+inline constexpr float kLargeScore = 16384.0f;
+
+// Whether any of a panel's row statistics, maxima or logsumexps, is that large
+// and finite.
+template <class D>
+HWY_INLINE bool HasLargeScores(D d,
+                               const hn::TFromD<D>* HWY_RESTRICT statistics) {
+  using T = hn::TFromD<D>;
+  auto large = hn::Not(AllLanes(d));
+  for (size_t col = 0; col < PanelWidth(d); col += hn::Lanes(d)) {
+    const auto size = hn::Abs(hn::Load(d, statistics + col));
+    large = hn::Or(large, hn::And(hn::Gt(size, hn::Set(d, T(kLargeScore))),
+                                  hn::Lt(size, hn::Inf(d))));
+  }
+  return !hn::AllFalse(d, large);
+}
+
 // What Probability takes as `shift` for a logsumexp or a maximum.
 template <int kExpDegree, bool kScaled, class D>
 HWY_INLINE hn::Vec<D> Shift(D d, hn::Vec<D> x) {
