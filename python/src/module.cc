@@ -1,5 +1,6 @@
-// The extension module fa2_cpu._core: thin bindings that write into arrays which
-// the Python side allocates. Users call the functions of the package fa2_cpu.
+// The extension module fa2_cpu._core: thin bindings that write into arrays
+// which the Python side allocates. Users call the functions of the package
+// fa2_cpu.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>

@@ -161,6 +161,12 @@ struct BackwardBlock : Block {
 // leave V and the sums another 2^100.
 inline constexpr float kMostOfServing = 65536.0f;
 
+// Where a row's maximum or logsumexp is larger than this, its scores are
+// rounded before it is subtracted: where S scale - m is one fused operation, m
+// has been rounded and S scale has not, and what rounding leaves of a score of
+// 2^14 is 2^-10, of one of 1e10 hundreds.
+inline constexpr float kLargeScore = 16384.0f;
+
 // Running state of forward rows: m (maximum), l (sum of exp(S - m)), and the
 // accumulator of O^T.
 struct ForwardBlock : Block {

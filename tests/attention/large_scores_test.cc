@@ -1,7 +1,7 @@
 // Scores so large that one key takes all of a row's probability: out is that
-// key's v, lse its score, and dV what the rows that chose it bring. A score that
-// has been rounded in one place and not in another would be off by hundreds,
-// whose exponential is 0 or infinite.
+// key's v, lse its score, and dV what the rows that chose it bring. A score
+// that has been rounded in one place and not in another would be off by
+// hundreds, whose exponential is 0 or infinite.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -60,17 +60,21 @@ void ExpectOneKeyARow(const AttentionCase& c, double largest_score,
   ASSERT_TRUE(status.ok()) << status.message();
 
   const bool narrow = c.dtype == DType::kBF16 || c.dtype == DType::kF16;
-  const double unit = narrow                      ? 0x1p-8
-                      : c.dtype == DType::kF32    ? 0x1p-23
-                                                  : 0x1p-52;
-  // f32 may go through two terms of bf16 (precision high).
-  const double lse_unit = c.dtype == DType::kF64 ? 0x1p-50 : 0x1p-20;
+  // On a matrix unit f32 is two or three terms of bf16.
+  const double unit = narrow                            ? 0x1p-8
+                      : c.dtype == DType::kF64          ? 0x1p-52
+                      : c.precision == Precision::kHigh ? 0x1p-15
+                                                        : 0x1p-18;
+  const double lse_unit = c.dtype == DType::kF64            ? 0x1p-50
+                          : c.precision == Precision::kHigh ? 0x1p-15
+                                                            : 0x1p-18;
   // What other keys are left with.
   const double rest = std::exp(-scale * size * size * double(c.head_dim));
-  // P = exp(S - lse) is off by what lse was rounded by, until scores are rounded
-  // as lse is.
-  const double lse_rounding =
-      c.dtype != DType::kF64 && largest_score < 2e4 ? largest_score * 0x1p-24 : 0.0;
+  // P = exp(S - lse) is off by what lse was rounded by, until scores are
+  // rounded as lse is.
+  const double lse_rounding = c.dtype != DType::kF64 && largest_score < 2e4
+                                  ? largest_score * 0x1p-24
+                                  : 0.0;
   // No element of v is larger.
   const double rest_of_out = 6.0 * rest * kKeys;
   for (int64_t i = 0; i < c.nq; ++i) {
@@ -82,7 +86,8 @@ void ExpectOneKeyARow(const AttentionCase& c, double largest_score,
         << "row " << i;
     for (int64_t d = 0; d < c.value_dim; ++d) {
       const double v = Get(inputs.v.view, {0, 0, winner, d});
-      ASSERT_NEAR(Get(outputs.out.view, {0, 0, i, d}), v, unit * std::abs(v) + rest_of_out)
+      ASSERT_NEAR(Get(outputs.out.view, {0, 0, i, d}), v,
+                  unit * std::abs(v) + rest_of_out)
           << "row " << i << " column " << d;
     }
   }
@@ -105,8 +110,8 @@ void ExpectOneKeyARow(const AttentionCase& c, double largest_score,
   // and v: dQ and dK are as small beside the keys and queries.
   for (const Tensor* t : {&outputs.dq, &outputs.dk}) {
     ForEachIndex(t->view.sizes, [&](const Sizes& at) {
-      const double bound = 0x1p-12 * scale * size * 80.0 *
-                           double(c.value_dim) * double(c.nq) * 16.0;
+      const double bound = 0x1p-12 * scale * size * 80.0 * double(c.value_dim) *
+                           double(c.nq) * 16.0;
       ASSERT_LE(std::abs(Get(t->view, at)), bound);
     });
   }

@@ -24,6 +24,8 @@ inline constexpr int kHasSoftcap = 4;
 inline constexpr int kHasDropout = 8;
 inline constexpr int kGivesScoreGradient = 16;  // BackwardBlock::ds
 inline constexpr int kGivesSlopeGradient = 32;
+// Scores are rounded before anything is subtracted, see kLargeScore.
+inline constexpr int kRoundsScores = 64;
 
 enum class FusedMode {
   kNone,    // nothing before this sub-block
@@ -122,6 +124,19 @@ inline int GivenOptions(const ScoreOptions& o) {
          (o.dropout != nullptr || o.dropout_stream.p > 0.0 ? kHasDropout : 0);
 }
 
+// Whether any of 32 row statistics, times `scale`, is larger than kLargeScore
+// and finite.
+HWY_INLINE bool HasLargeScores(const float* statistics, float scale) {
+  int large = 0;
+  for (int h = 0; h < 2; ++h) {
+    const __m512 size = _mm512_abs_ps(_mm512_mul_ps(
+        _mm512_loadu_ps(statistics + 16 * h), _mm512_set1_ps(scale)));
+    large |= _mm512_cmp_ps_mask(size, _mm512_set1_ps(kLargeScore), _CMP_GT_OQ) &
+             _mm512_cmp_ps_mask(size, _mm512_set1_ps(HUGE_VALF), _CMP_LT_OQ);
+  }
+  return large != 0;
+}
+
 // The row of staged arrays where a sub-block, in panels, begins.
 inline int64_t StagedRow(const ScoreOptions& o, int64_t key, int64_t query) {
   return query * o.staged_key_rows + 32 * key;
@@ -141,6 +156,8 @@ HWY_INLINE __m512 Score(const ScoreFactors& f, int given, __m512 product,
                         __m512 scale, __m512 less, const float* bias,
                         const float* position, int row, __mmask16& visible,
                         ScoreSlopes& slopes) {
+  const bool rounds =
+      kMode == FusedMode::kGeneral && kLess && (given & kRoundsScores) != 0;
   __m512 x = product;
   if (Has<kMode>(kHasSoftcap, given)) {
     x = kFast ? TanhOfSteps(_mm512_mul_ps(x, _mm512_set1_ps(f.into_steps)))
@@ -152,7 +169,11 @@ HWY_INLINE __m512 Score(const ScoreFactors& f, int given, __m512 product,
     const __m512 b = _mm512_loadu_ps(bias);
     visible = _mm512_mask_cmp_ps_mask(visible, b, _mm512_set1_ps(-HUGE_VALF),
                                       _CMP_NEQ_UQ);
-    x = _mm512_fmadd_ps(x, scale, kLess ? _mm512_sub_ps(b, less) : b);
+    x = _mm512_fmadd_ps(x, scale,
+                        kLess && !rounds ? _mm512_sub_ps(b, less) : b);
+  } else if (rounds) {
+    // Not a product, which the compiler would fuse with the difference.
+    x = _mm512_fmadd_ps(x, scale, _mm512_setzero_ps());
   } else if (kLess) {
     x = _mm512_fmsub_ps(x, scale, less);
   } else {
@@ -163,6 +184,7 @@ HWY_INLINE __m512 Score(const ScoreFactors& f, int given, __m512 product,
         _mm512_loadu_ps(position), _mm512_set1_ps(static_cast<float>(row))));
     x = _mm512_fnmadd_ps(_mm512_set1_ps(f.slope), slopes.distance, x);
   }
+  if (rounds) x = _mm512_sub_ps(x, less);
   return x;
 }
 

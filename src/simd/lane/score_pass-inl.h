@@ -111,12 +111,6 @@ HWY_INLINE hn::Mask<D> VisibleLanes(D d,
                  hn::Lt(k, hn::Load(d, options.visible_end + col)));
 }
 
-// Scores whose row statistics are larger than this are rounded once, as
-// kGeneral has them, before anything is subtracted: where S scale - m is one
-// fused operation, m has been rounded and S scale has not, and what rounding
-// leaves of a score of 2^14 is 2^-10, of one of 1e10 hundreds.
-inline constexpr float kLargeScore = 16384.0f;
-
 // Whether any of a panel's row statistics, maxima or logsumexps, is that large
 // and finite.
 template <class D>

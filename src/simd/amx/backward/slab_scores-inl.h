@@ -48,6 +48,12 @@ class SlabScores {
     c_.natural = ScoreFactors(o, 1.0);
     c_.options = GivenOptions(o) | (GivesScores() ? kGivesScoreGradient : 0) |
                  (b_.alibi_gradient != nullptr ? kGivesSlopeGradient : 0);
+    for (int64_t query = 0; query < queries_; ++query) {
+      if (HasLargeScores(static_cast<const float*>(b_.lse) + 32 * query,
+                         1.0f)) {
+        c_.options |= kRoundsScores;
+      }
+    }
     c_.p_term = c_.ds_term = s_.slab_bytes;
     c_.pairs_term = s_.chunk_bytes;
     c_.slope_gradient = b_.alibi_gradient;

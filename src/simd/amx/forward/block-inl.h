@@ -189,6 +189,11 @@ class ForwardPass {
       e.max = maxima_.alibi().Lift(e.max, key, query, other_max_);
       e.row_penalty = maxima_.alibi().RowPenalty(key, query);
     }
+    if (strip.large) {
+      e.large = true;
+      e.scale = kLog2E<float>;
+      e.max = maxima_.NaturalMax(query, other_max_);
+    }
     return e;
   }
 
@@ -200,7 +205,13 @@ class ForwardPass {
     constexpr FusedMode kTransformed =
         kMode == FusedMode::kBias ? FusedMode::kGeneral : FusedMode::kPlain;
     const bool transformed = kMode != FusedMode::kPlain && e.transformed;
-    if (i >= next.count) {
+    if (kRows == 16 && e.large) {
+      ExpAll<Variant, FusedMode::kGeneral, ScoreRowOrder<kSteps, kRows>>(exp_,
+                                                                         e);
+      if (i < next.count) {
+        ScoresOf<FusedMode::kNone, kRows>(next, i, ExpBlock());
+      }
+    } else if (i >= next.count) {
       using Order = ScoreRowOrder<kSteps, kRows>;
       if (transformed) {
         ExpAll<Variant, kTransformed, Order>(exp_, e);
@@ -280,6 +291,7 @@ class ForwardPass {
     }
     maxima_.Begin(keep);
     maxima_.template See<kMode>(next);
+    maxima_.template RoundIfLarge<kMode>(next);
     // Kept for the same queries, maxima stay what they are.
     if (next.query < 0 || (keep && next.query == current.query)) return;
     __m512 alpha[2];

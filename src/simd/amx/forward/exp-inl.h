@@ -21,6 +21,7 @@ struct ExpBlock {
   const uint16_t* keep = nullptr;  // of dropout, bits of 32 queries a key
   float scale = 0.0f;              // of what is in s, times log2(e)
   bool transformed = false;        // TransformScores has been over s
+  bool large = false;              // of a Strip that is `large`
   // Of the 32 queries, times log2(e) and with ExpOrigin unless kMode is
   // kGeneral. With kAlibi, in whose sub-blocks all queries are on one side of
   // all keys, of row 0, and what each row adds.

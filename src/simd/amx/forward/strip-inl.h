@@ -32,6 +32,8 @@ struct Strip {
   int64_t key[kMostStripPanels] = {};  // panels
   SumState sum[kMostStripPanels] = {};
   bool first = false;  // of its query panel
+  // Scores have been rounded into the place of S, see kLargeScore.
+  bool large = false;
   // No hidden sub-blocks between those of the strip.
   bool unbroken() const { return key[count - 1] - key[0] == count - 1; }
 };
@@ -50,6 +52,7 @@ class StripCursor {
   void Next(Strip& strip, const Unseeing& unseeing) {
     strip.query = -1;
     strip.count = 0;
+    strip.large = false;
     for (; query_ < sub_blocks_.queries; ++query_, key_ = 0, chunk_end_ = 0) {
       while (key_ < keys_ && strip.count < most_) {
         if (key_ == chunk_end_) {

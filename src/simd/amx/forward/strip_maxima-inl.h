@@ -142,7 +142,8 @@ class StripMaxima {
         return false;
       }
     }
-    return HaveMaxima(static_cast<const float*>(b_.row_max) + 32 * strip.query);
+    const float* m = static_cast<const float*>(b_.row_max) + 32 * strip.query;
+    return HaveMaxima(m) && !HasLargeScores(m, 1.0f);
   }
 
   // After maxima that were too low: where scores grow along the keys it would
@@ -173,6 +174,37 @@ class StripMaxima {
     }
   }
 
+  // Rounds the strip's scores into the place of S where they or the running
+  // maxima are large: for exponentials of kGeneral with NaturalMax.
+  template <FusedMode kMode>
+  void RoundIfLarge(Strip& strip) {
+    if (kept_ || strip.query < 0) return;
+    const float* m = static_cast<const float*>(b_.row_max) + 32 * strip.query;
+    strip.large = HasLargeScores(seen_, scale_) || HasLargeScores(m, 1.0f);
+    if (!strip.large) return;
+    __m512 max[4];
+    NoMaxima(max);
+    for (int64_t i = 0; i < strip.count; ++i) {
+      const int64_t key = strip.key[i], query = strip.query;
+      uint8_t* const s = ScoreTile(i);
+      if (kMode != FusedMode::kPlain && !Transforms<kMode>(strip, i)) {
+        if (kMode == FusedMode::kAlibi || kMode == FusedMode::kSoftcap) {
+          Transform(sub_blocks_.At(key, query), s, key, query, max);
+          continue;
+        }
+      }
+      // S is a product, or one with bias in its unit.
+      if (kMode == FusedMode::kPlain || !Transforms<kMode>(strip, i)) {
+        ScaleScores(s);
+      }
+      ColumnMaxima(s, max);
+    }
+    for (int h = 0; h < 2; ++h) {
+      _mm512_store_ps(seen_ + 16 * h,
+                      _mm512_max_ps(max[2 * h], max[2 * h + 1]));
+    }
+  }
+
   // Adds a quarter of the bias of sub-block i to S, if that is all there is to
   // do.
   void AddBias(Strip& strip, int64_t i, int64_t quarter) const {
@@ -196,16 +228,24 @@ class StripMaxima {
   template <FusedMode kMode>
   bool Raise(const Strip& strip, __m512 (&alpha)[2]) {
     float ahead = 0.0f;
-    if (kMode == FusedMode::kAlibi && !kept_) {
+    if (kMode == FusedMode::kAlibi && !kept_ && !strip.large) {
       ahead = alibi_.Ahead(strip, &serves_until_);
     }
     const int64_t query = 32 * strip.query;
-    return RaiseMaxima(seen_, scale_, ahead, ExpOrigin<Variant>(),
+    return RaiseMaxima(seen_, strip.large ? 1.0f : scale_, ahead,
+                       ExpOrigin<Variant>(),
                        static_cast<float*>(b_.row_max) + query,
                        static_cast<float*>(b_.row_sum) + query, max_, alpha);
   }
 
  private:
+  void ScaleScores(uint8_t* s) const {
+    const __m512 scale = _mm512_set1_ps(factors_.scale);
+    for (int64_t at = 0; at < 4 * kTileBytes; at += 64) {
+      _mm512_store_ps(s + at, _mm512_mul_ps(_mm512_load_ps(s + at), scale));
+    }
+  }
+
   static HWY_INLINE void NoMaxima(__m512 (&max)[4]) {
     for (__m512& m : max) m = _mm512_set1_ps(-HUGE_VALF);
   }
