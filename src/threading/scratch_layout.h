@@ -1,4 +1,5 @@
-// Handing out parts of a workspace.
+// How scratch memory is laid out: one piece of code says how much is needed and
+// where each array lies.
 #ifndef FA2_SRC_THREADING_SCRATCH_LAYOUT_H_
 #define FA2_SRC_THREADING_SCRATCH_LAYOUT_H_
 
@@ -8,33 +9,35 @@
 
 #include "src/threading/workspace.h"
 
-namespace fa2::attention {
+namespace fa2::threading {
 
-// First adds up how much is needed (base nullptr), then, run over the same
-// parts once more, tells where each one lies.
-class Carver {
+// With a base of nullptr it adds up how much is needed; run over the same
+// arrays once more, with that much memory, it says where each one lies. Arrays
+// begin at a multiple of threading::AlignUp.
+class ScratchLayout {
  public:
-  explicit Carver(std::byte* base) : base_(base) {}
+  explicit ScratchLayout(std::byte* base) : base_(base) {}
 
+  // An array of `count` elements.
   template <typename T = std::byte>
   T* Take(size_t count) {
-    T* part = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
-    used_ += threading::AlignUp(count * sizeof(T));
-    return part;
+    T* array = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    used_ += AlignUp(count * sizeof(T));
+    return array;
   }
 
-  // `count` parts T(owner, this), which take what they hold after themselves.
+  // `count` objects T(owner, this), each followed by the arrays that it takes.
   template <typename T, class Owner>
   T* Construct(int count, const Owner& owner) {
-    T* const parts = Take<T>(static_cast<size_t>(count));
+    T* const objects = Take<T>(static_cast<size_t>(count));
     for (int i = 0; i < count; ++i) {
-      if (parts == nullptr) {
+      if (objects == nullptr) {
         const T sized(owner, this);
       } else {
-        new (parts + i) T(owner, this);
+        new (objects + i) T(owner, this);
       }
     }
-    return parts;
+    return objects;
   }
 
   size_t used() const { return used_; }
@@ -44,6 +47,6 @@ class Carver {
   size_t used_ = 0;
 };
 
-}  // namespace fa2::attention
+}  // namespace fa2::threading
 
 #endif  // FA2_SRC_THREADING_SCRATCH_LAYOUT_H_

@@ -1,4 +1,4 @@
-// Work whose order counts: chains of items that add to the same sums.
+// Work whose order counts: tasks of items that add to the same sums.
 #ifndef FA2_SRC_THREADING_WAVEFRONT_H_
 #define FA2_SRC_THREADING_WAVEFRONT_H_
 
@@ -12,48 +12,49 @@
 
 namespace fa2::threading {
 
-// Every item of a chain works through the same cells in the same order, and has
-// its turn at each after the item before it. So items of a chain run at the
-// same time, while what they share of a cell sees them in their order, on any
-// number of threads.
+// Every item of a task goes through the same steps in the same order, and
+// through each after the item before it. So items of a task run at the same
+// time, while what they share of a step sees them in their order, on any number
+// of threads: a diagonal wavefront over items and steps.
 class Wavefront {
  public:
   struct alignas(64) Counter {
     std::atomic<int64_t> value{0};
   };
 
-  struct Chain {
+  struct Task {
     int64_t items = 0;
-    double cost = 0.0;           // of an item, in any unit
-    Counter* claimed = nullptr;  // items that workers have taken
-    Counter* finished =
-        nullptr;  // [items]: cells at which the item had its turn
+    double cost = 0.0;            // of an item, in any unit
+    Counter* claimed = nullptr;   // items that workers have taken
+    Counter* released = nullptr;  // [items]: steps that the item is through
   };
 
-  // Where an item stands.
-  class Turn {
+  // An item's semaphore over the steps: it waits for the item before it and
+  // releases the one after it.
+  class Semaphore {
    public:
-    Turn(const Chain& chain, int64_t item)
-        : before_(item > 0 ? &chain.finished[item - 1].value : nullptr),
-          own_(chain.finished[item].value) {}
+    Semaphore(const Task& task, int64_t item)
+        : before_(item > 0 ? &task.released[item - 1].value : nullptr),
+          own_(task.released[item].value) {}
     // Nobody waits for an item that failed.
-    ~Turn() {
+    ~Semaphore() {
       own_.store(std::numeric_limits<int64_t>::max(),
                  std::memory_order_release);
     }
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
+    Semaphore(const Semaphore&) = delete;
+    Semaphore& operator=(const Semaphore&) = delete;
 
-    // Cells are counted from 0.
-    void Await(int64_t cell) {
+    // Returns when the item before has released `step`. Steps are counted from
+    // 0.
+    void Wait(int64_t step) {
       if (before_ == nullptr) return;
-      for (Wait wait; seen_ <= cell;) {
+      for (threading::Wait wait; seen_ <= step;) {
         seen_ = before_->load(std::memory_order_acquire);
-        if (seen_ <= cell) wait();
+        if (seen_ <= step) wait();
       }
     }
-    void Finish(int64_t cell) {
-      own_.store(cell + 1, std::memory_order_release);
+    void Release(int64_t step) {
+      own_.store(step + 1, std::memory_order_release);
     }
 
    private:
@@ -62,46 +63,46 @@ class Wavefront {
     int64_t seen_ = 0;
   };
 
-  // Calls body(chain, item, worker, turn) once for every item of `count`
-  // chains, whose counters are 0. A worker begins as Team::For has it, stays
-  // with a chain, and then goes where most is left. An item is taken after
-  // those before it, by a worker that does nothing else until its end, so that
+  // Calls body(task, item, worker, semaphore) once for every item of `count`
+  // tasks, whose counters are 0. A worker begins as Team::For has it, stays
+  // with a task, and then goes where most is left. An item is taken after those
+  // before it, by a worker that does nothing else until its end, so that
   // waiting ends.
   template <class Body>
-  static void Run(Team& team, const Chain* chains, int64_t count,
+  static void Run(Team& team, const Task* tasks, int64_t count,
                   const Body& body) {
     int64_t items = 0;
-    for (int64_t c = 0; c < count; ++c) items += chains[c].items;
-    const auto work_through = [&](int64_t c, int worker) {
-      const Chain& chain = chains[c];
-      while (Left(chain) > 0) {
+    for (int64_t t = 0; t < count; ++t) items += tasks[t].items;
+    const auto work_through = [&](int64_t t, int worker) {
+      const Task& task = tasks[t];
+      while (Left(task) > 0) {
         const int64_t item =
-            chain.claimed->value.fetch_add(1, std::memory_order_relaxed);
-        if (item >= chain.items) return;
-        Turn turn(chain, item);
-        body(c, item, worker, turn);
+            task.claimed->value.fetch_add(1, std::memory_order_relaxed);
+        if (item >= task.items) return;
+        Semaphore semaphore(task, item);
+        body(t, item, worker, semaphore);
       }
     };
     // The last ones of these are for workers who look where they can help.
     const int64_t helpers =
         std::min<int64_t>(items > 1 ? items : 0, team.num_threads());
-    team.For(count + helpers, [&](int64_t c, int worker) {
-      if (c < count) return work_through(c, worker);
+    team.For(count + helpers, [&](int64_t t, int worker) {
+      if (t < count) return work_through(t, worker);
       for (;;) {
-        const Chain* const most = std::max_element(
-            chains, chains + count, [](const Chain& a, const Chain& b) {
+        const Task* const most = std::max_element(
+            tasks, tasks + count, [](const Task& a, const Task& b) {
               return static_cast<double>(Left(a)) * a.cost <
                      static_cast<double>(Left(b)) * b.cost;
             });
         if (Left(*most) <= 0) return;
-        work_through(most - chains, worker);
+        work_through(most - tasks, worker);
       }
     });
   }
 
  private:
-  static int64_t Left(const Chain& chain) {
-    return chain.items - chain.claimed->value.load(std::memory_order_relaxed);
+  static int64_t Left(const Task& task) {
+    return task.items - task.claimed->value.load(std::memory_order_relaxed);
   }
 };
 

@@ -105,27 +105,27 @@ class Reach {
       : attention_(attention) {
     const simd::RowKernels& kernels =
         *simd::RowKernelsFor(DType::kF32, simd::AvailableTargets());
-    Carver sizes(nullptr);
+    threading::ScratchLayout sizes(nullptr);
     AlibiReach(attention.problem, kernels, &sizes);
     memory_.resize(sizes.used() + 64);
-    Carver carver(memory_.data());
-    reach_ = std::make_unique<AlibiReach>(attention.problem, kernels, &carver);
+    threading::ScratchLayout layout(memory_.data());
+    reach_ = std::make_unique<AlibiReach>(attention.problem, kernels, &layout);
     const Problem& p = attention.problem;
     // In blocks of 96, as a plan might have them.
     for (int64_t at = 0; at < attention.nk; at += 96) {
       const Interval keys{at, std::min(at + 96, attention.nk)};
-      reach_->SeeKeys(0, 0, keys, RowsOf(p.k, 0, 0, at, keys.size()));
+      reach_->SeeKeys(0, 0, keys, RowsOf(p.k, {0, 0, at, keys.size()}));
     }
     for (int64_t h = 0; h < 2; ++h) {
       for (int64_t at = 0; at < attention.nq; at += 96) {
         const Interval queries{at, std::min(at + 96, attention.nq)};
         reach_->SeeQueries(0, h, queries,
-                           RowsOf(p.q, 0, h, at, queries.size()));
+                           RowsOf(p.q, {0, h, at, queries.size()}));
         if (!statistics) {
           const Interval own = reach_->OwnKeys(0, h, queries);
           reach_->BoundByNearestKey(0, h, queries,
-                                    RowsOf(p.q, 0, h, at, queries.size()),
-                                    RowsOf(p.k, 0, 0, own.begin, own.size()));
+                                    RowsOf(p.q, {0, h, at, queries.size()}),
+                                    RowsOf(p.k, {0, 0, own.begin, own.size()}));
           continue;
         }
         std::vector<float> lse, delta;
@@ -239,11 +239,11 @@ TEST(AlibiReach, GentleSlopesHideNothing) {
 // A bias might raise any score. And what is taken must not follow from slopes.
 TEST(AlibiReach, TakesNothingBesideABias) {
   const auto bytes = [](const Problem& problem) {
-    Carver carver(nullptr);
+    threading::ScratchLayout layout(nullptr);
     AlibiReach(problem,
                *simd::RowKernelsFor(DType::kF32, simd::AvailableTargets()),
-               &carver);
-    return carver.used();
+               &layout);
+    return layout.used();
   };
   Attention a(300, 300, kSlopes);
   EXPECT_GT(bytes(a.problem), 0u);

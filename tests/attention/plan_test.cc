@@ -12,6 +12,7 @@
 #include "fa2/attention.h"
 #include "src/attention/call/problem.h"
 #include "src/attention/schedule/backward_plan.h"
+#include "src/attention/schedule/block_pairs.h"
 #include "src/attention/schedule/forward_plan.h"
 #include "src/simd/engine.h"
 
@@ -20,11 +21,11 @@ namespace {
 
 constexpr int64_t kUnit = 32;  // keys that no plan cuts
 
-simd::Engine EngineOf(bool joins) {
+simd::Engine EngineOf(bool invariant) {
   simd::Engine engine;
   engine.query_panel = 32;
   engine.key_panel = 32;
-  engine.bitwise_block_invariant = joins;
+  engine.bitwise_block_invariant = invariant;
   engine.backward_blocks = [](int64_t head_dim, int64_t) {
     return head_dim <= 64 ? simd::BlockSizes{1024, 512}
                           : simd::BlockSizes{256, 256};
@@ -77,41 +78,43 @@ struct Sums {
   std::map<int64_t, std::vector<int64_t>> key;
 };
 
-// The sums of the first head and, of its keys, of the first part of its group,
-// in the order that BackwardChain tells; checks what holds within a plan.
+// The sums of the first head and, of its keys, of the first split of its group,
+// in the order that LoopOrder tells; checks what holds within a plan.
 void ReadPlan(const BackwardPlan& plan, Sums* sums) {
   const BackwardSequence& s = plan.sequences[0];
   std::vector<int> key_visits(static_cast<size_t>(s.keys.rows));
   std::vector<int64_t> splits;
   int64_t items = 0;
-  for (int64_t c = 0; c < plan.waves.list[0].end; ++c) {
-    const BackwardChain& chain = plan.chains[c];
-    const Interval blocks = s.keys.RunBlocks(chain.split);
+  for (int64_t c = 0; c < plan.head_batches.list[0].items.end; ++c) {
+    const KeySplitTask& task = plan.tasks[c];
+    const Interval blocks = s.keys.BlocksOf(task.key_split);
     items += blocks.size();
-    if (chain.head_begin != 0 || chain.part_begin != 0) continue;
-    splits.push_back(chain.split);
+    if (task.kv_heads.begin != 0 || task.group_splits.begin != 0) continue;
+    splits.push_back(task.key_split);
     for (int64_t kb = blocks.begin; kb < blocks.end; ++kb) {
       const Interval keys = s.keys.Block(kb);
       ASSERT_FALSE(keys.empty());
       ASSERT_LE(keys.size(), s.keys.size);
       ASSERT_LE(s.keys.size, plan.blocks.keys);
-      ASSERT_GE(keys.begin, s.keys.Run(chain.split).begin);
-      ASSERT_LE(keys.end, s.keys.Run(chain.split).end);
+      ASSERT_GE(keys.begin, s.keys.Superblock(task.key_split).begin);
+      ASSERT_LE(keys.end, s.keys.Superblock(task.key_split).end);
       for (int64_t k = keys.begin; k < keys.end; ++k) ++key_visits[k];
       std::vector<int64_t> query_blocks;
-      for (int64_t run = s.queries.runs() - 1; run >= 0; --run) {
-        const Interval of_run = s.queries.RunBlocks(run);
-        for (int64_t b = of_run.begin; b < of_run.end; ++b) {
-          query_blocks.push_back(b);
-        }
+      const BlockPairs pairs(plan, task, 0, {kb, kb + 1});
+      for (int64_t i = 0; i < pairs.size(); ++i) {
+        const BlockPair pair = pairs[i];
+        ASSERT_EQ(pair.keys.block, kb);
+        ASSERT_EQ(pair.key_split, task.key_split);
+        ASSERT_EQ(pair.queries.sequence, 0);
+        if (pair.queries.head == 0) query_blocks.push_back(pair.queries.block);
       }
       for (const int64_t qb : query_blocks) {
         const Interval queries = s.queries.Block(qb);
         for (int64_t q = queries.begin; q < queries.end; q += kUnit) {
           auto& partials = sums->query[q / kUnit];
-          partials.resize(static_cast<size_t>(s.splits));
+          partials.resize(static_cast<size_t>(s.key_splits));
           for (int64_t k = keys.begin; k < keys.end; k += kUnit) {
-            partials[static_cast<size_t>(chain.split)].push_back(k / kUnit);
+            partials[static_cast<size_t>(task.key_split)].push_back(k / kUnit);
           }
         }
         // Within a block, and from block to block, as the engine adds them.
@@ -124,10 +127,10 @@ void ReadPlan(const BackwardPlan& plan, Sums* sums) {
       }
     }
   }
-  EXPECT_LE(items, plan.wave_items);
+  EXPECT_LE(items, plan.largest_batch.items);
   std::sort(splits.begin(), splits.end());
-  ASSERT_EQ(static_cast<int64_t>(splits.size()), s.splits);
-  for (int64_t i = 0; i < s.splits; ++i) EXPECT_EQ(splits[i], i);
+  ASSERT_EQ(static_cast<int64_t>(splits.size()), s.key_splits);
+  for (int64_t i = 0; i < s.key_splits; ++i) EXPECT_EQ(splits[i], i);
   for (const int visits : key_visits) ASSERT_EQ(visits, 1);
 }
 
@@ -153,7 +156,7 @@ TEST_P(PlanTest, SumsDoNotDependOnThreads) {
     for (const bool fixed : {false, true}) {
       Sums alone;
       simd::BlockSizes sizes;
-      int64_t parts = 0;
+      int64_t group_splits = 0;
       for (const int threads : {1, 2, 3, 8, 16, 64}) {
         SCOPED_TRACE("heads " + std::to_string(shape.heads) + " nq " +
                      std::to_string(shape.nq) + " nk " +
@@ -183,11 +186,11 @@ TEST_P(PlanTest, SumsDoNotDependOnThreads) {
         }
         if (threads == 1) {
           alone = sums;
-          parts = plan.parts;
+          group_splits = plan.group_splits;
           sizes = {plan.sequences[0].keys.size, plan.sequences[0].queries.size};
           continue;
         }
-        EXPECT_EQ(plan.parts, parts);
+        EXPECT_EQ(plan.group_splits, group_splits);
         EXPECT_EQ(sums.query, alone.query);
         EXPECT_EQ(sums.key, alone.key);
         if (fixed) {
@@ -200,7 +203,7 @@ TEST_P(PlanTest, SumsDoNotDependOnThreads) {
 }
 
 // The forward's blocks of keys never depend on the threads. Those of queries
-// may where blocks join: one thread takes large ones, several share them out.
+// may for block-invariant engines: one thread takes large ones, several share them out.
 TEST_P(PlanTest, ForwardBlocks) {
   const Problem problem = ProblemOf({2, 4096, 4096, 64, false});
   ForwardPlan alone;
@@ -214,15 +217,15 @@ TEST_P(PlanTest, ForwardBlocks) {
     EXPECT_EQ(plan.blocks.queries, threads == 1 ? queries : 128);
     int64_t covered = 0;
     for (const ForwardItem& item : plan.items) {
-      covered += plan.sequences[0].queries.Block(item.block).size();
+      covered += plan.sequences[0].queries.Block(item.queries.block).size();
     }
     EXPECT_EQ(covered, 2 * 4096);
   }
 }
 
-// Every head of every sequence is in one wave, whose chains or items are its
-// own; and what lies in a wave's part of the workspace does not overlap.
-TEST_P(PlanTest, WavesCoverTheProblem) {
+// Every head of every sequence is in one head batch, whose tasks or items are
+// its own; and what lies in a head batch's arrays does not overlap.
+TEST_P(PlanTest, HeadBatchesCoverTheProblem) {
   const Problem problem =
       ProblemOf(6, {700, 0, 33, 2000, 64, 64, 64, 900, 1, 300}, true);
   const simd::Engine engine = EngineOf(GetParam());
@@ -235,31 +238,32 @@ TEST_P(PlanTest, WavesCoverTheProblem) {
       BackwardPlan plan;
       PlanBackward(problem, engine, use, &plan);
       std::map<std::pair<int64_t, int64_t>, int> visits, keys;
-      for (const Wave& wave : plan.waves.list) {
-        EXPECT_LE(wave.heads(), plan.wave_heads);
-        EXPECT_LE(wave.end - wave.begin, plan.wave_chains);
+      for (const HeadBatch& batch : plan.head_batches.list) {
+        EXPECT_LE(batch.kv_heads.size(), plan.largest_batch.heads);
+        EXPECT_LE(batch.items.end - batch.items.begin,
+                  plan.largest_batch.tasks);
         int64_t q_rows = 0, dq_rows = 0;
-        for (int64_t i = wave.sequence_begin; i < wave.sequence_end; ++i) {
+        for (int64_t i = batch.sequences.begin; i < batch.sequences.end; ++i) {
           const BackwardSequence& s = plan.sequences[i];
-          EXPECT_EQ(s.wave_q_row, q_rows);
-          EXPECT_EQ(s.wave_dq_row, dq_rows);
+          EXPECT_EQ(s.batch_q_row, q_rows);
+          EXPECT_EQ(s.batch_dq_row, dq_rows);
           q_rows += s.queries.padded();
-          dq_rows += s.splits * s.queries.padded();
-          for (int64_t h = wave.head_begin; h < wave.head_end; ++h) {
+          dq_rows += s.key_splits * s.queries.padded();
+          for (int64_t h = batch.kv_heads.begin; h < batch.kv_heads.end; ++h) {
             ++visits[{i, h}];
           }
         }
-        EXPECT_LE(q_rows, plan.wave_q_rows);
-        EXPECT_LE(dq_rows, plan.wave_dq_rows);
-        for (int64_t n = wave.begin; n < wave.end; ++n) {
-          const BackwardChain& chain = plan.chains[n];
-          EXPECT_GE(chain.sequence_begin, wave.sequence_begin);
-          EXPECT_LE(chain.sequence_end, wave.sequence_end);
-          EXPECT_GE(chain.head_begin, wave.head_begin);
-          EXPECT_LE(chain.head_end, wave.head_end);
-          if (chain.split != 0) continue;
-          for (int64_t h = chain.head_begin; h < chain.head_end; ++h) {
-            ++keys[{chain.sequence_begin, h}];
+        EXPECT_LE(q_rows, plan.largest_batch.q_rows);
+        EXPECT_LE(dq_rows, plan.largest_batch.dq_rows);
+        for (int64_t n = batch.items.begin; n < batch.items.end; ++n) {
+          const KeySplitTask& task = plan.tasks[n];
+          EXPECT_GE(task.sequences.begin, batch.sequences.begin);
+          EXPECT_LE(task.sequences.end, batch.sequences.end);
+          EXPECT_GE(task.kv_heads.begin, batch.kv_heads.begin);
+          EXPECT_LE(task.kv_heads.end, batch.kv_heads.end);
+          if (task.key_split != 0) continue;
+          for (int64_t h = task.kv_heads.begin; h < task.kv_heads.end; ++h) {
+            ++keys[{task.sequences.begin, h}];
           }
         }
       }
@@ -271,15 +275,17 @@ TEST_P(PlanTest, WavesCoverTheProblem) {
     ForwardPlan plan;
     PlanForward(problem, engine, threads, &plan);
     std::map<std::pair<int64_t, int64_t>, int64_t> rows;
-    for (const Wave& wave : plan.waves.list) {
-      for (int64_t n = wave.begin; n < wave.end; ++n) {
+    for (const HeadBatch& batch : plan.head_batches.list) {
+      for (int64_t n = batch.items.begin; n < batch.items.end; ++n) {
         const ForwardItem& item = plan.items[n];
-        EXPECT_GE(item.sequence, wave.sequence_begin);
-        EXPECT_LT(item.sequence, wave.sequence_end);
-        EXPECT_GE(item.head, wave.head_begin);
-        EXPECT_LT(item.head, wave.head_end);
-        rows[{item.sequence, item.head}] +=
-            plan.sequences[item.sequence].queries.Block(item.block).size();
+        EXPECT_GE(item.queries.sequence, batch.sequences.begin);
+        EXPECT_LT(item.queries.sequence, batch.sequences.end);
+        EXPECT_GE(item.queries.head, batch.kv_heads.begin);
+        EXPECT_LT(item.queries.head, batch.kv_heads.end);
+        rows[{item.queries.sequence, item.queries.head}] +=
+            plan.sequences[item.queries.sequence]
+                .queries.Block(item.queries.block)
+                .size();
       }
     }
     for (size_t i = 0; i < problem.sequences.size(); ++i) {
@@ -305,9 +311,9 @@ TEST(Plan, HeadsAlone) {
     ForwardPlan forward;
     PlanForward(problem, EngineOf(true), threads, &forward);
     if (!share_heads) {
-      EXPECT_EQ(forward.waves.alone, backward.waves.alone);
+      EXPECT_EQ(forward.head_batches.alone, backward.head_batches.alone);
     }
-    return backward.waves.alone;
+    return backward.head_batches.alone;
   };
   EXPECT_TRUE(alone(16, {512}, 2));
   EXPECT_FALSE(alone(16, {512}, 2, true));
@@ -319,85 +325,93 @@ TEST(Plan, HeadsAlone) {
   EXPECT_FALSE(alone(16, {0}, 2));
 }
 
-// Heads that share their keys: several threads work through parts of their
+// Heads that share their keys: several threads work through splits of their
 // group, whatever its size; and where their queries are many one worker passes
-// the keys by them. The workspace of a wave holds all keys then.
+// the keys by them. The workspace of a head batch holds all keys then.
 TEST(Plan, GroupedHeads) {
   const auto plan_of = [](int64_t group, int64_t rows, int threads,
                           bool share_heads = false, int64_t kv_heads = 4,
-                          bool joins = true) {
+                          bool invariant = true) {
     const Problem problem = ProblemOf({kv_heads, rows, rows, 64, false, group});
     BackwardUse use;
     use.threads = threads;
     use.share_heads = share_heads;
     BackwardPlan plan;
-    PlanBackward(problem, EngineOf(joins), use, &plan);
-    EXPECT_EQ(plan.shared_keys,
-              plan.by_queries || plan.by_parts || share_heads);
-    EXPECT_FALSE(plan.by_parts && plan.by_queries);
-    if (plan.waves.threads(threads) > 1) {
-      EXPECT_EQ(plan.by_parts, plan.parts > 1);
-      EXPECT_FALSE(plan.by_queries);
+    PlanBackward(problem, EngineOf(invariant), use, &plan);
+    EXPECT_EQ(plan.keys_in_batch,
+              plan.order != LoopOrder::kKeyOuter || share_heads);
+    if (plan.head_batches.threads(threads) > 1) {
+      EXPECT_EQ(plan.order, plan.group_splits > 1
+                                ? LoopOrder::kKeyOuterGroupSplit
+                                : LoopOrder::kKeyOuter);
     }
-    // Each query head is in one part of one kv head.
+    // Each query head is in one split of one kv head.
     int64_t heads = 0;
     for (int64_t kv_head = 0; kv_head < kv_heads; ++kv_head) {
-      for (int64_t part = 0; part < plan.parts; ++part) {
-        const Interval of_part = plan.PartHeads(kv_head, part);
-        EXPECT_EQ(of_part.begin, heads);
-        EXPECT_FALSE(of_part.empty());
-        heads = of_part.end;
+      for (int64_t g = 0; g < plan.group_splits; ++g) {
+        const Interval of_split = plan.GroupSplitHeads(kv_head, g);
+        EXPECT_EQ(of_split.begin, heads);
+        EXPECT_FALSE(of_split.empty());
+        heads = of_split.end;
       }
     }
     EXPECT_EQ(heads, kv_heads * group);
-    // A chain for each part, or for all of a kv head.
-    std::map<std::pair<int64_t, int64_t>, int> chains;
-    for (const BackwardChain& chain : plan.chains) {
-      for (int64_t h = chain.head_begin; h < chain.head_end; ++h) {
-        for (int64_t part = chain.part_begin; part < chain.part_end; ++part) {
-          if (chain.split == 0) ++chains[{h, part}];
+    // A task for each split, or for all of a kv head.
+    std::map<std::pair<int64_t, int64_t>, int> tasks;
+    for (const KeySplitTask& task : plan.tasks) {
+      for (int64_t h = task.kv_heads.begin; h < task.kv_heads.end; ++h) {
+        for (int64_t g = task.group_splits.begin; g < task.group_splits.end;
+             ++g) {
+          if (task.key_split == 0) ++tasks[{h, g}];
         }
       }
     }
-    EXPECT_EQ(static_cast<int64_t>(chains.size()), kv_heads * plan.parts);
-    for (const auto& [part, count] : chains) EXPECT_EQ(count, 1);
+    EXPECT_EQ(static_cast<int64_t>(tasks.size()), kv_heads * plan.group_splits);
+    for (const auto& [split, count] : tasks) EXPECT_EQ(count, 1);
     return plan;
   };
-  EXPECT_EQ(plan_of(1, 1024, 1).sequences[0].splits, 4);
-  EXPECT_EQ(plan_of(4, 1024, 1).sequences[0].splits, 2);
-  EXPECT_EQ(plan_of(4, 1024, 16).sequences[0].splits, 2);
-  EXPECT_EQ(plan_of(16, 1024, 16, false, 1).sequences[0].splits, 2);
+  EXPECT_EQ(plan_of(1, 1024, 1).sequences[0].key_splits, 4);
+  EXPECT_EQ(plan_of(4, 1024, 1).sequences[0].key_splits, 2);
+  EXPECT_EQ(plan_of(4, 1024, 16).sequences[0].key_splits, 2);
+  EXPECT_EQ(plan_of(16, 1024, 16, false, 1).sequences[0].key_splits, 2);
   for (const int threads : {1, 2, 16}) {
-    EXPECT_EQ(plan_of(1, 1024, threads).parts, 1);
-    EXPECT_EQ(plan_of(4, 1024, threads).parts, 4);
-    EXPECT_EQ(plan_of(3, 1024, threads).parts, 3);
-    EXPECT_EQ(plan_of(7, 1024, threads).parts, 7);
-    EXPECT_EQ(plan_of(15, 1024, threads).parts, 8);
-    EXPECT_EQ(plan_of(71, 1024, threads, false, 1).parts, 16);
-    EXPECT_EQ(plan_of(4, 1024, threads, true).parts, 1);
-    EXPECT_EQ(plan_of(4, 1024, threads, false, 15).parts, 2);
-    EXPECT_EQ(plan_of(4, 1024, threads, false, 16).parts, 1);
-    EXPECT_EQ(plan_of(4, 64, threads).parts, 1);  // 2.6 million operations
-    EXPECT_EQ(plan_of(4, 1024, threads, false, 4, false).parts, 1);
+    EXPECT_EQ(plan_of(1, 1024, threads).group_splits, 1);
+    EXPECT_EQ(plan_of(4, 1024, threads).group_splits, 4);
+    EXPECT_EQ(plan_of(3, 1024, threads).group_splits, 3);
+    EXPECT_EQ(plan_of(7, 1024, threads).group_splits, 7);
+    EXPECT_EQ(plan_of(15, 1024, threads).group_splits, 8);
+    EXPECT_EQ(plan_of(71, 1024, threads, false, 1).group_splits, 16);
+    EXPECT_EQ(plan_of(4, 1024, threads, true).group_splits, 1);
+    EXPECT_EQ(plan_of(4, 1024, threads, false, 15).group_splits, 2);
+    EXPECT_EQ(plan_of(4, 1024, threads, false, 16).group_splits, 1);
+    EXPECT_EQ(plan_of(4, 64, threads).group_splits,
+              1);  // 2.6 million operations
+    EXPECT_EQ(plan_of(4, 1024, threads, false, 4, false).group_splits, 1);
   }
-  // Of one part a worker has one slot for dK and dV, of more two.
-  EXPECT_EQ(plan_of(1, 1024, 1).slots(), 1);
-  EXPECT_EQ(plan_of(4, 1024, 1).slots(), 2);
-  EXPECT_EQ(plan_of(4, 1024, 16).slots(), 4);
-  // Far queries: 512 bytes for each of a head, 8 MiB, or 16 MiB where blocks
-  // join. Parts are worked through one by one then.
-  for (const bool joins : {false, true}) {
-    const int64_t kv_heads = joins ? 16 : 4;
-    const int64_t group = joins ? 8 : 4;
-    EXPECT_TRUE(plan_of(group, 4096, 1, false, kv_heads, joins).by_queries);
-    EXPECT_TRUE(plan_of(8 * group, 512, 1, false, kv_heads, joins).by_queries);
-    EXPECT_FALSE(plan_of(group, 4000, 1, false, kv_heads, joins).by_queries);
-    EXPECT_FALSE(plan_of(1, 65536, 1, false, kv_heads, joins).by_queries);
-    EXPECT_FALSE(plan_of(group, 4096, 16, false, kv_heads, joins).by_queries);
-    EXPECT_FALSE(plan_of(group, 4096, 1, true, kv_heads, joins).by_queries);
+  // Of one split a worker has one partial of dK and dV, of more two.
+  EXPECT_EQ(plan_of(1, 1024, 1).dkv_partials(), 1);
+  EXPECT_EQ(plan_of(4, 1024, 1).dkv_partials(), 2);
+  EXPECT_EQ(plan_of(4, 1024, 16).dkv_partials(), 4);
+  // Far queries: 512 bytes for each of a head, 8 MiB, or 16 MiB of a
+  // block-invariant engine, whose group splits are worked through one by one.
+  for (const bool invariant : {false, true}) {
+    const int64_t kv_heads = invariant ? 16 : 4;
+    const int64_t group = invariant ? 8 : 4;
+    EXPECT_EQ(plan_of(group, 4096, 1, false, kv_heads, invariant).order,
+              LoopOrder::kQueryOuter);
+    EXPECT_EQ(plan_of(8 * group, 512, 1, false, kv_heads, invariant).order,
+              LoopOrder::kQueryOuter);
+    EXPECT_NE(plan_of(group, 4000, 1, false, kv_heads, invariant).order,
+              LoopOrder::kQueryOuter);
+    EXPECT_NE(plan_of(1, 65536, 1, false, kv_heads, invariant).order,
+              LoopOrder::kQueryOuter);
+    EXPECT_NE(plan_of(group, 4096, 16, false, kv_heads, invariant).order,
+              LoopOrder::kQueryOuter);
+    EXPECT_NE(plan_of(group, 4096, 1, true, kv_heads, invariant).order,
+              LoopOrder::kQueryOuter);
   }
-  EXPECT_TRUE(plan_of(8, 4096, 1).by_parts);
-  EXPECT_FALSE(plan_of(8, 4000, 1).by_parts);
+  EXPECT_EQ(plan_of(8, 4096, 1).order, LoopOrder::kKeyOuterGroupSplit);
+  EXPECT_NE(plan_of(8, 4000, 1).order, LoopOrder::kKeyOuterGroupSplit);
 }
 
 // Waking a thread costs a microsecond: a call takes no more than help.

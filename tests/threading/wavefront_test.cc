@@ -1,5 +1,5 @@
-// Chains of items: every cell sees the items of its chain in order, whatever
-// the number of threads and chains.
+// Tasks of items: every step sees the items of its task in order, whatever
+// the number of threads and tasks.
 #include "src/threading/wavefront.h"
 
 #include <gtest/gtest.h>
@@ -14,59 +14,60 @@
 namespace fa2::threading {
 namespace {
 
-class Chains {
+class Tasks {
  public:
-  explicit Chains(const std::vector<int64_t>& items) : chains(items.size()) {
+  explicit Tasks(const std::vector<int64_t>& items) : tasks(items.size()) {
     size_t all = items.size();
     for (int64_t n : items) all += static_cast<size_t>(n);
     counters_ = std::vector<Wavefront::Counter>(all);
     Wavefront::Counter* next = counters_.data();
     for (size_t c = 0; c < items.size(); ++c) {
-      chains[c] = {items[c], static_cast<double>(c % 3), next, next + 1};
+      tasks[c] = {items[c], static_cast<double>(c % 3), next, next + 1};
       next += 1 + items[c];
     }
   }
-  int64_t count() const { return static_cast<int64_t>(chains.size()); }
-  std::vector<Wavefront::Chain> chains;
+  int64_t count() const { return static_cast<int64_t>(tasks.size()); }
+  std::vector<Wavefront::Task> tasks;
 
  private:
   std::vector<Wavefront::Counter> counters_;
 };
 
-TEST(Wavefront, CellsSeeItemsInOrder) {
-  constexpr int64_t kCells = 9;
+TEST(Wavefront, StepsSeeItemsInOrder) {
+  constexpr int64_t kSteps = 9;
   const std::vector<std::vector<int64_t>> shapes = {
       {}, {0}, {1}, {5}, {64}, {1, 0, 7}, {3, 3, 3, 3, 3, 3, 3}, {40, 1, 1, 2}};
   for (const int threads : {1, 2, 3, 8, 16}) {
     const Pool pool(threads);
     for (const std::vector<int64_t>& items : shapes) {
       SCOPED_TRACE(std::to_string(threads) + " threads, " +
-                   std::to_string(items.size()) + " chains");
+                   std::to_string(items.size()) + " tasks");
       for (int round = 0; round < 10; ++round) {
-        Chains work(items);
-        // Not atomic: the thread sanitizer tells whether turns order accesses.
+        Tasks work(items);
+        // Not atomic: the thread sanitizer tells whether semaphores order
+        // accesses.
         std::vector<std::vector<std::vector<int64_t>>> seen(
-            items.size(), std::vector<std::vector<int64_t>>(kCells));
+            items.size(), std::vector<std::vector<int64_t>>(kSteps));
         std::vector<std::vector<int>> worker_of(items.size());
         for (size_t c = 0; c < items.size(); ++c) {
           worker_of[c].assign(static_cast<size_t>(items[c]), -1);
         }
         pool.Together(pool.num_threads(), [&](Team& team) {
-          Wavefront::Run(
-              team, work.chains.data(), work.count(),
-              [&](int64_t c, int64_t item, int worker, Wavefront::Turn& turn) {
-                worker_of[c][item] = worker;
-                for (int64_t cell = 0; cell < kCells; ++cell) {
-                  turn.Await(cell);
-                  seen[c][cell].push_back(item);
-                  turn.Finish(cell);
-                }
-              });
+          Wavefront::Run(team, work.tasks.data(), work.count(),
+                         [&](int64_t c, int64_t item, int worker,
+                             Wavefront::Semaphore& semaphore) {
+                           worker_of[c][item] = worker;
+                           for (int64_t step = 0; step < kSteps; ++step) {
+                             semaphore.Wait(step);
+                             seen[c][step].push_back(item);
+                             semaphore.Release(step);
+                           }
+                         });
         });
         for (size_t c = 0; c < items.size(); ++c) {
           std::vector<int64_t> in_order(static_cast<size_t>(items[c]));
           for (int64_t i = 0; i < items[c]; ++i) in_order[i] = i;
-          for (const auto& cell : seen[c]) EXPECT_EQ(cell, in_order);
+          for (const auto& step : seen[c]) EXPECT_EQ(step, in_order);
           for (const int worker : worker_of[c]) {
             EXPECT_GE(worker, 0);
             EXPECT_LT(worker, threads);
@@ -79,18 +80,18 @@ TEST(Wavefront, CellsSeeItemsInOrder) {
 
 TEST(Wavefront, NobodyWaitsForAnItemThatFailed) {
   const Pool pool(4);
-  Chains work({8, 8});
+  Tasks work({8, 8});
   const auto run = [&] {
     pool.Together(pool.num_threads(), [&](Team& team) {
-      Wavefront::Run(team, work.chains.data(), work.count(),
-                     [](int64_t, int64_t item, int, Wavefront::Turn& turn) {
-                       for (int64_t cell = 0; cell < 4; ++cell) {
-                         turn.Await(cell);
-                         if (item == 3 && cell == 2)
-                           throw std::runtime_error("failed");
-                         turn.Finish(cell);
-                       }
-                     });
+      Wavefront::Run(
+          team, work.tasks.data(), work.count(),
+          [](int64_t, int64_t item, int, Wavefront::Semaphore& semaphore) {
+            for (int64_t step = 0; step < 4; ++step) {
+              semaphore.Wait(step);
+              if (item == 3 && step == 2) throw std::runtime_error("failed");
+              semaphore.Release(step);
+            }
+          });
     });
   };
   EXPECT_THROW(run(), std::runtime_error);

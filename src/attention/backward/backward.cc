@@ -1,293 +1,126 @@
 // FlashAttention-2 backward (Dao 2023, algorithm 2), key blocks outermost. For
-// each wave of heads and sequences:
+// each batch of heads:
 //
-//   pre-pass   pack Q, dO once a head; delta = rowsum(O dO) - dlse
-//   items      a key block each, in parallel:
-//                pack K, V (by_parts in the pre-pass)
-//                for each query block, and query head of the group
-//                  S^T = K Q^T, dP^T = V dO^T, P = exp(S - lse),
-//                  dS = P (dP - delta); dV += P^T dO, dK += dS^T Q,
-//                  dQ += dS K (into the partial of the item's split)
-//                scale, round and store dK, dV (by_parts in the reduction)
-//   reduction  dQ partials in order of their split, those of dK and dV in order
-//              of their part; scale; round; store
+//   preprocess  pack Q, dO once a head; delta = rowsum(O dO) - dlse
+//   main loop   key blocks, in parallel; of each
+//                 pack K, V
+//                 for each query block, of each query head that shares the keys
+//                   S^T = K Q^T, dP^T = V dO^T, P = exp(S - lse),
+//                   dS = P (dP - delta); dV += P^T dO, dK += dS^T Q,
+//                   dQ += dS K (to the partial of the key split)
+//                 scale, round and store dK, dV
+//   reduction   dQ partials in order of their key split; scale, round, store
 //
-// The items of a split take their turns at each query block, so that every sum
-// has a fixed order (threading/wavefront.h). Where many query heads share the
-// keys, one worker alone swaps the two loops of the items (RunByQueries).
+// The key blocks of a split add to a query block in order, which a semaphore
+// keeps, so that every sum has one order on any number of threads. Where many
+// query heads share the keys the loops differ: see LoopOrder.
 #include <algorithm>
 #include <cstring>
+#include <new>
 
-#include "src/attention/backward/backward_run.h"
+#include "src/attention/backward/buffers.h"
+#include "src/attention/backward/row_statistics.h"
 #include "src/attention/call/pass_call.h"
-#include "src/attention/schedule/wave_run.h"
+#include "src/attention/schedule/block_pairs.h"
+#include "src/attention/schedule/head_batch_loop.h"
+#include "src/attention/scores/non_finite.h"
 
 namespace fa2 {
 namespace attention {
+namespace {
 
-void BackwardRun::Execute(threading::Team& team) {
-  bias_tiles_.Scan(team);
-  memset(dq_touched_, 0,
-         static_cast<size_t>(plan_.dq_blocks * problem_.q_heads));
-  memset(
-      dkv_touched_, 0,
-      static_cast<size_t>(plan_.k_blocks * problem_.kv_heads * plan_.slots()));
-  if (args_.dsinks.given()) {
-    std::fill_n(dsink_terms_, SinkTerms() * problem_.q_heads, 0.0);
-  }
-  if (args_.dalibi_slopes.given()) {
-    memset(dalibi_terms_, 0,
-           static_cast<size_t>(plan_.k_blocks * problem_.q_heads) *
-               sizeof(double));
-  }
-  if (SharesKeys(args_.dbias, problem_)) {
-    memset(bias_row_sums_, 0,
-           static_cast<size_t>(kMaxSplits * plan_.q_rows * problem_.q_heads) *
-               element());
-  }
-  if (bias_rows_.bytes != 0) memset(bias_rows_.data, 0, bias_rows_.bytes);
+using simd::Role;
+using threading::Team;
+using threading::Wavefront;
 
-  RunWaves(plan_.waves, team, places_,
-           [this](threading::Team& of_wave, const WavePlace& place) {
-             RunWave(of_wave, place);
-           });
-  StoreSmallGradients();
-  SpreadNonFinite(team);
+// ---- Preprocess: pack the operands of a block, once.
+
+// Packs rows for their role in scores and, if wanted, for that in a gradient,
+// which gets zeros for NaN and infinity. Returns whether there are any of
+// these.
+bool Pack(const simd::Engine& engine, const simd::Rows& rows, int64_t padded,
+          Role score, std::byte* packed_score, Role grad, bool want_grad,
+          std::byte* packed_grad) {
+  const bool pair = want_grad && engine.pack_pair != nullptr;
+  const bool finite =
+      pair ? engine.pack_pair(score, grad, rows, padded, packed_score,
+                              packed_grad)
+           : engine.pack(score, rows, padded, false, packed_score);
+  if (want_grad && !(pair && finite)) {
+    engine.pack(grad, rows, padded, !finite, packed_grad);
+  }
+  return !finite;
 }
 
-void BackwardRun::RunWave(threading::Team& team, const WavePlace& place) const {
-  // Calls for_queries(worker, sequence, head, block) for all of the wave's
-  // blocks of queries and, by_parts, for_keys(worker, sequence, kv head, block)
-  // for those of keys, in one step. Heads innermost, as in the plan's items: a
-  // worker then finds in its caches what it packed for its heads.
-  const int64_t kv_heads = place.wave->heads();
-  const int64_t heads = kv_heads * problem_.group();
-  const int64_t first_kv_head = place.wave->head_begin;
-  const int64_t first_head = first_kv_head * problem_.group();
-  const Interval query_blocks = plan_.QueryBlocks(*place.wave);
-  const Interval key_blocks = plan_.KeyBlocks(*place.wave);
-  const int64_t query_items = query_blocks.size() * heads;
-  const int64_t key_items = plan_.by_parts ? key_blocks.size() * kv_heads : 0;
-  const auto for_blocks = [&](const auto& for_queries, const auto& for_keys) {
-    team.For(query_items + key_items, [&](int64_t item, int worker) {
-      if (item < query_items) {
-        const BlockIndex& block =
-            plan_.query_blocks[query_blocks.begin + item / heads];
-        for_queries(workers_ + worker, block.sequence,
-                    first_head + item % heads, block.block);
-        return;
-      }
-      item -= query_items;
-      const BlockIndex& block =
-          plan_.key_blocks[key_blocks.begin + item / kv_heads];
-      for_keys(workers_ + worker, block.sequence,
-               first_kv_head + item % kv_heads, block.block);
-    });
-  };
+void PackQueries(const BackwardState& call, const WorkerBuffers& worker,
+                 const BlockId& id) {
+  const BlockRows queries = call.plan.QueryRows(id);
+  const TensorRows at = QueryTensorRows(call.problem, queries);
+  const QueryOperands to = worker.Queries(id);
+  const AlibiReach& reach = call.buffers.alibi_reach;
 
-  for_blocks([&](Worker* worker, int64_t s, int64_t h,
-                 int64_t b) { PackQueries(worker, s, h, b); },
-             [&](Worker* worker, int64_t s, int64_t h, int64_t b) {
-               PackKeys(worker, s, h, b);
-             });
+  const simd::Rows q = worker.rows.Read(call.problem.q, at);
+  call.buffers.QNonFinite(id) =
+      Pack(call.engine, q, queries.padded, Role::kScoreRight, to.q_score,
+           Role::kGradRight, call.args.dk.given(), to.q_grad);
+  reach.SeeQueries(id.sequence, id.head, queries.rows, q);
 
-  if (plan_.by_queries) {
-    team.For(1, [&](int64_t, int worker) {
-      RunByQueries(workers_ + worker, place);
-    });
-  } else {
-    RunChains(team, place);
-  }
+  const simd::Rows dout = worker.rows.Read(call.args.dout, at);
+  call.buffers.DoutNonFinite(id) =
+      Pack(call.engine, dout, queries.padded, Role::kScoreRight, to.dout_score,
+           Role::kGradRight, call.args.dv.given(), to.dout_grad);
 
-  if (!want_dq() && !plan_.by_parts) return;
-  for_blocks(
-      [&](Worker* worker, int64_t s, int64_t h, int64_t b) {
-        if (want_dq()) StoreQueryGradient(worker, s, h, b);
-      },
-      [&](Worker* worker, int64_t s, int64_t h, int64_t b) {
-        StoreKeyGradients(worker, s, h, b);
-      });
+  PrepareRowStatistics(call, worker, queries, to);
+  reach.BoundByStatistics(id.sequence, id.head, queries.rows, to.lse, to.delta);
 }
 
-void BackwardRun::RunChains(threading::Team& team,
-                            const WavePlace& place) const {
-  const BackwardChain* const chains = plan_.chains.data() + place.wave->begin;
-  const int64_t count = place.wave->end - place.wave->begin;
-  threading::Wavefront::Counter* counter = place.counters;
-  const auto take_counters = [&counter](int64_t n) {
-    threading::Wavefront::Counter* const taken = counter;
-    for (int64_t i = 0; i < n; ++i) {
-      new (counter++) threading::Wavefront::Counter();
-    }
-    return taken;
-  };
-  for (int64_t c = 0; c < count; ++c) {
-    const BackwardSequence& s = plan_.sequences[chains[c].sequence_begin];
-    const int64_t items = s.keys.RunBlocks(chains[c].split).size();
-    place.chains[c] = {items, chains[c].cost / std::max<double>(1.0, items),
-                       take_counters(1), take_counters(items)};
-  }
-  threading::Wavefront::Run(
-      team, place.chains, count,
-      [&](int64_t c, int64_t item, int worker,
-          threading::Wavefront::Turn& turn) {
-        const BackwardSequence& s = plan_.sequences[chains[c].sequence_begin];
-        RunKeys(workers_ + worker, chains[c],
-                s.keys.RunBlocks(chains[c].split).begin + item, &turn);
-      });
+void PackKeys(const BackwardState& call, const WorkerBuffers& worker,
+              const BlockId& id) {
+  const BlockRows keys = call.plan.KeyRows(id);
+  const TensorRows at = KeyTensorRows(call.problem, keys);
+  const KeyOperands to = worker.Keys(id);
+
+  const simd::Rows k = worker.rows.Read(call.problem.k, at);
+  call.buffers.alibi_reach.SeeKeys(id.sequence, id.head, keys.rows, k);
+  const bool want_grad =
+      call.args.dq.given() && !call.engine.grad_left_is_score_left;
+  call.buffers.KNonFinite(id) =
+      Pack(call.engine, k, keys.padded, Role::kScoreLeft, to.k_score,
+           Role::kGradLeft, want_grad, to.k_grad);
+
+  const simd::Rows v = worker.rows.Read(call.problem.v, at);
+  call.engine.pack(Role::kScoreLeft, v, keys.padded, false, to.v_score);
 }
 
-// Runs cells in the order in which they are named, each when the next is known.
-class BackwardRun::Cells {
- public:
-  Cells(const BackwardRun& run, Worker* worker,
-        threading::Wavefront::Turn* turn)
-      : run_(run), worker_(worker), turn_(turn) {}
-  // One block of keys and one run of queries, of a part of all kv heads of a
-  // chain.
-  void Next(const BackwardChain& chain, int64_t part, int64_t query_run,
-            int64_t key_block) {
-    const Interval blocks =
-        run_.plan_.sequences[chain.sequence_begin].queries.RunBlocks(query_run);
-    const int64_t slot = run_.plan_.Slot(part);
-    for (int64_t kv_head = chain.head_begin; kv_head < chain.head_end;
-         ++kv_head) {
-      const Interval heads = run_.plan_.PartHeads(kv_head, part);
-      for (int64_t head = heads.begin; head < heads.end; ++head) {
-        for (int64_t i = chain.sequence_begin; i < chain.sequence_end; ++i) {
-          for (int64_t block = blocks.begin; block < blocks.end; ++block) {
-            Next(chain, {head, slot, i, block, key_block});
-          }
-        }
-      }
-    }
-  }
-  void Finish() {
-    Run(nullptr);
-    pending_ = false;
-  }
+// ---- Main loop: one block pair.
 
- private:
-  void Next(const BackwardChain& chain, const Cell& cell) {
-    Run(&cell);
-    chain_ = chain;
-    cell_ = cell;
-    pending_ = true;
-    ++index_;
+// K as dQ takes it: without NaN and infinity.
+const std::byte* GradientKeys(const BackwardState& call,
+                              const WorkerBuffers& worker, const BlockId& id,
+                              const KeyOperands& packed) {
+  if (!call.engine.grad_left_is_score_left ||
+      call.buffers.KNonFinite(id) == 0) {
+    return packed.k_grad;
   }
-  void Run(const Cell* next) {
-    if (!pending_) return;
-    run_.RunBlock(worker_, chain_, cell_, next, {turn_, index_});
-  }
-
-  const BackwardRun& run_;
-  Worker* const worker_;
-  threading::Wavefront::Turn* const turn_;
-  BackwardChain chain_;
-  Cell cell_ = {};
-  bool pending_ = false;
-  int64_t index_ = -1;
-};
-
-void BackwardRun::RunKeys(Worker* worker, const BackwardChain& chain,
-                          int64_t key_block,
-                          threading::Wavefront::Turn* turn) const {
-  const BackwardSequence& s = plan_.sequences[chain.sequence_begin];
-  // Calls run(sequence, kv head) for all that the item works through.
-  const auto for_owned = [&](const auto& run) {
-    for (int64_t h = chain.head_begin; h < chain.head_end; ++h) {
-      for (int64_t i = chain.sequence_begin; i < chain.sequence_end; ++i) {
-        run(i, h);
-      }
-    }
-  };
-  if (!plan_.by_parts) {
-    for_owned([&](int64_t sequence, int64_t head) {
-      PackKeys(worker, sequence, head, key_block);
-    });
-  }
-  Cells cells(*this, worker, turn);
-  for (int64_t part = chain.part_begin; part < chain.part_end; ++part) {
-    for (int64_t run = s.queries.runs() - 1; run >= 0; --run) {
-      cells.Next(chain, part, run, key_block);
-    }
-    cells.Finish();
-    // The last one is added when it is stored.
-    if (part != 0 && part + 1 < chain.part_end) {
-      for_owned([&](int64_t sequence, int64_t head) {
-        JoinKeyGradients(worker, sequence, head, key_block);
-      });
-    }
-  }
-  if (!plan_.by_parts) {
-    for_owned([&](int64_t sequence, int64_t head) {
-      StoreKeyGradients(worker, sequence, head, key_block);
-    });
-  }
+  const BlockRows keys = call.plan.KeyRows(id);
+  call.engine.pack(
+      Role::kGradLeft,
+      worker.rows.Read(call.problem.k, KeyTensorRows(call.problem, keys)),
+      keys.padded, true, worker.k_finite);
+  return worker.k_finite;
 }
 
-void BackwardRun::RunByQueries(Worker* worker, const WavePlace& place) const {
-  const Wave& wave = *place.wave;
-  for (int64_t i = wave.sequence_begin; i < wave.sequence_end; ++i) {
-    const BackwardSequence& s = plan_.sequences[i];
-    for (int64_t kv_head = wave.head_begin; kv_head < wave.head_end;
-         ++kv_head) {
-      for (int64_t k = 0; k < s.keys.count(); ++k) {
-        PackKeys(worker, i, kv_head, k);
-      }
-      BackwardChain chain;
-      chain.sequence_begin = static_cast<int32_t>(i);
-      chain.sequence_end = chain.sequence_begin + 1;
-      chain.head_begin = static_cast<int32_t>(kv_head);
-      chain.head_end = chain.head_begin + 1;
-      Cells cells(*this, worker, nullptr);
-      for (int64_t run = s.queries.runs() - 1; run >= 0; --run) {
-        for (int64_t k = 0; k < s.keys.count(); ++k) {
-          chain.split =
-              static_cast<int32_t>(s.keys.Block(k).begin / s.keys.run);
-          cells.Next(chain, 0, run, k);
-        }
-      }
-      cells.Finish();
-      for (int64_t k = 0; k < s.keys.count(); ++k) {
-        StoreKeyGradients(worker, i, kv_head, k);
-      }
-    }
-  }
-}
-
-void BackwardRun::RunBlock(Worker* worker, const BackwardChain& chain,
-                           const Cell& cell, const Cell* next,
-                           CellTurn turn) const {
-  const auto [head, slot, sequence, query_block, key_block] = cell;
-  const BackwardSequence& s = plan_.sequences[sequence];
-  const int64_t kv_head = head / problem_.group();
-  BlockPlace place;
-  place.sequence = sequence;
-  place.head = head;
-  place.queries = s.queries.Block(query_block);
-  place.keys = s.keys.Block(key_block);
-  place.padded_queries = s.queries.Padded(place.queries);
-  place.padded_keys = s.keys.Padded(place.keys);
-  if (next != nullptr && next->sequence == sequence) {
-    place.next_head = next->head;
-    place.next_queries = s.queries.Block(next->query_block);
-    place.next_keys = s.keys.Block(next->key_block);
-  }
-
-  // No other block adds to its elements of dbias.
-  const bool alone =
-      chain.sequence_end - chain.sequence_begin == 1 &&
-      (!SharesHeads(args_.dbias) ||
-       (chain.head_end - chain.head_begin) * problem_.group() == 1);
+// `next`: the pair after this one, or an empty one.
+void ProcessPair(const BackwardState& call, WorkerBuffers& worker,
+                 const KeySplitTask& task, const BlockPair& pair,
+                 const PairRows& next, DqSemaphore semaphore) {
+  const PairRows rows = call.plan.Rows(pair);
   simd::BackwardBlock block;
-  const bool visible = worker->scores.Prepare(place, &block);
-  const bool streams =
-      visible && alone && worker->bias.wanted() && worker->bias.can_stream();
+  const bool visible = worker.scores.Prepare(rows, next, &block);
   if (visible) {
-    const QueryOperand q = Queries(*worker->place, sequence, head, query_block);
-    const KeyOperand k = Keys(*worker, sequence, kv_head, slot, key_block);
-    block.scratch = worker->engine_scratch;
+    const QueryOperands q = worker.Queries(pair.queries);
+    const KeyOperands k = worker.Keys(pair.keys);
+    block.scratch = worker.engine_scratch;
     block.k_score = k.k_score;
     block.v_score = k.v_score;
     block.k_grad = k.k_grad;
@@ -297,83 +130,294 @@ void BackwardRun::RunBlock(Worker* worker, const BackwardChain& chain,
     block.dout_grad = q.dout_grad;
     block.lse = q.lse;
     block.delta = q.delta;
-    if (want_dq()) {
-      block.dq = QueryGradient(*worker->place, sequence, head, chain.split,
-                               query_block, &turn.dq_touched);
-      block.dq_semaphore = {&CellTurn::WaitDq, &CellTurn::ReleaseDq, &turn};
-      if (engine_.grad_left_is_score_left &&
-          k_non_finite_[KeyFlag(sequence, kv_head, key_block)] != 0) {
-        engine_.pack(
-            simd::Role::kGradLeft,
-            worker->rows.Read(
-                problem_.k, problem_.sequences[sequence].batch, kv_head,
-                problem_.sequences[sequence].k_begin + place.keys.begin,
-                place.keys.size()),
-            place.padded_keys, true, worker->k_finite);
-        block.k_grad = worker->k_finite;
-      }
+    if (call.args.dq.given()) {
+      block.k_grad = GradientKeys(call, worker, pair.keys, k);
+      semaphore.Guard(worker.Dq(pair.queries, pair.key_split),
+                      !worker.bias.needs_semaphore(), &block);
     }
-    if (want_dk()) block.dk = k.dk;
-    if (want_dv()) block.dv = k.dv;
-    uint8_t& touched = KeysTouched(sequence, kv_head, slot, key_block);
-    block.add_to_dk = block.add_to_dv = touched != 0;
-    touched = 1;
-    const bool sum_keys = SharesKeys(args_.dbias, problem_);
-    turn.ends_with_dq = !sum_keys;
-    if (streams) {
-      block.ds_stream = worker->bias.Stream(place);
-    } else if (worker->bias.wanted()) {
-      block.ds = worker->bias.Target();
+    const DkvAccum dkv = worker.Dkv(pair.keys, pair.dkv_partial);
+    if (call.args.dk.given()) block.dk = dkv.dk;
+    if (call.args.dv.given()) block.dv = dkv.dv;
+    block.add_to_dk = block.add_to_dv = *dkv.touched != 0;
+    *dkv.touched = 1;
+    if (call.buffers.small.wants_alibi()) {
+      block.alibi_gradient = &call.buffers.small.AlibiTerm(pair);
     }
-    if (sum_keys) block.ds = worker->key_sums_ds;
-    if (args_.dalibi_slopes.given()) {
-      block.alibi_gradient =
-          dalibi_terms_ + head * plan_.k_blocks + s.k_block + key_block;
-    }
-    engine_.backward(block);
-    if (sum_keys) {
-      turn.Await();
-      const int64_t row =
-          BiasRow(chain.split, head, sequence) + query_block * s.queries.size;
-      staging_.sum_keys(block.ds, worker->scores.Shape(place),
-                        bias_row_sums_ + static_cast<size_t>(row) * element());
-    }
+    worker.bias.Begin(rows, task, &block);
+    call.engine.backward(block);
   }
-  turn.Finish();
-  if (worker->bias.wanted() && !streams) {
-    const simd::StagedShape shape = worker->scores.Shape(place);
-    worker->bias.Collect(shape, !visible);
-    const bool last_sequence = sequence + 1 == chain.sequence_end;
-    const bool last_head = !SharesHeads(args_.dbias) ||
-                           head + 1 == chain.head_end * problem_.group();
-    if (last_sequence && last_head) worker->bias.Finish(place, shape);
+  worker.bias.End(rows, task, pair.key_split, visible, &semaphore);
+}
+
+// All pairs of a list, as the steps of an item from `first_step` on.
+void ProcessPairs(const BackwardState& call, WorkerBuffers& worker,
+                  const KeySplitTask& task, const BlockPairs& pairs,
+                  Wavefront::Semaphore* semaphore, int64_t first_step) {
+  const int64_t count = pairs.size();
+  for (int64_t i = 0; i < count; ++i) {
+    const PairRows next =
+        i + 1 < count ? call.plan.Rows(pairs[i + 1]) : PairRows();
+    ProcessPair(call, worker, task, pairs[i], next,
+                DqSemaphore(semaphore, first_step + i));
   }
 }
 
-namespace {
+// ---- Epilogue and reduction: sum the partials in order, scale, round, store.
+
+// Adds the second partial of dK and dV to the first, and leaves it empty.
+void JoinKeyGradients(const BackwardState& call, const WorkerBuffers& worker,
+                      const BlockId& id) {
+  const DkvAccum sum = worker.Dkv(id, 0);
+  const DkvAccum term = worker.Dkv(id, 1);
+  if (*term.touched == 0) return;
+  const int64_t rows = call.plan.KeyRows(id).padded;
+  const auto join = [&](std::byte* to, const std::byte* from, int64_t depth) {
+    const size_t bytes = call.engine.key_accumulator_bytes(rows, depth);
+    if (*sum.touched == 0) {
+      memcpy(to, from, bytes);
+    } else {
+      call.row_kernels.add(to, from,
+                           static_cast<int64_t>(bytes / call.element()));
+    }
+  };
+  if (call.args.dk.given()) join(sum.dk, term.dk, call.problem.head_dim);
+  if (call.args.dv.given()) join(sum.dv, term.dv, call.problem.value_dim);
+  *sum.touched = 1;
+  *term.touched = 0;
+}
+
+void StoreKeyGradients(const BackwardState& call, const WorkerBuffers& worker,
+                       const BlockId& id) {
+  const BlockRows keys = call.plan.KeyRows(id);
+  const TensorRows at = KeyTensorRows(call.problem, keys);
+  AccumulatorSum dk = {AccumulatorSum::Kind::kKeys, keys.padded};
+  AccumulatorSum dv = dk;
+  for (int64_t p = 0; p < call.plan.dkv_partials(); ++p) {
+    const DkvAccum partial = worker.Dkv(id, p);
+    if (*partial.touched == 0) continue;
+    dk.Add(partial.dk);
+    dv.Add(partial.dv);
+  }
+  const AttentionBackwardArgs& args = call.args;
+  if (args.dk.given()) {
+    worker.rows.Store(dk, {call.problem.scale},
+                      {args.dk, at, args.accumulate_dk});
+  }
+  if (args.dv.given()) {
+    worker.rows.Store(dv, {1.0}, {args.dv, at, args.accumulate_dv});
+  }
+}
+
+void StoreQueryGradient(const BackwardState& call, const WorkerBuffers& worker,
+                        const BlockId& id) {
+  const BlockRows queries = call.plan.QueryRows(id);
+  AccumulatorSum dq = {AccumulatorSum::Kind::kQueries, queries.padded};
+  const int64_t splits = call.plan.sequences[id.sequence].key_splits;
+  for (int64_t split = 0; split < splits; ++split) {
+    const DqAccum partial = worker.Dq(id, split);
+    if (*partial.touched != 0) dq.Add(partial.data);
+  }
+  worker.rows.Store(dq, {call.problem.scale},
+                    {call.args.dq, QueryTensorRows(call.problem, queries),
+                     call.args.accumulate_dq});
+}
+
+// ---- Main loop: the orders.
+
+// kKeyOuter, kKeyOuterGroupSplit: one key block of a task.
+void ProcessKeyBlock(const BackwardState& call, WorkerBuffers& worker,
+                     const KeySplitTask& task, int64_t key_block,
+                     Wavefront::Semaphore& semaphore) {
+  // Calls run(key block) for all sequences and kv heads of the task.
+  const auto for_owned = [&](const auto& run) {
+    for (int64_t h = task.kv_heads.begin; h < task.kv_heads.end; ++h) {
+      for (int64_t s = task.sequences.begin; s < task.sequences.end; ++s) {
+        run(BlockId{s, h, key_block});
+      }
+    }
+  };
+  const bool has_all_splits = call.plan.order != LoopOrder::kKeyOuterGroupSplit;
+  if (has_all_splits) {
+    for_owned([&](const BlockId& id) { PackKeys(call, worker, id); });
+  }
+  int64_t step = 0;
+  for (int64_t g = task.group_splits.begin; g < task.group_splits.end; ++g) {
+    const BlockPairs pairs(call.plan, task, g, {key_block, key_block + 1});
+    ProcessPairs(call, worker, task, pairs, &semaphore, step);
+    step += pairs.size();
+    // The last split's partial is added when it is stored.
+    if (g != 0 && g + 1 < task.group_splits.end) {
+      for_owned([&](const BlockId& id) { JoinKeyGradients(call, worker, id); });
+    }
+  }
+  if (has_all_splits) {
+    for_owned([&](const BlockId& id) { StoreKeyGradients(call, worker, id); });
+  }
+}
+
+void ProcessKeyOuter(const BackwardState& call, const BatchBuffers& batch,
+                     Team& team) {
+  const KeySplitTask* const tasks =
+      call.plan.tasks.data() + batch.heads->items.begin;
+  const auto keys_of = [&](int64_t task) {
+    return call.plan.sequences[tasks[task].sequences.begin].keys.BlocksOf(
+        tasks[task].key_split);
+  };
+  Wavefront::Counter* counter = batch.counters;
+  const auto take_counters = [&counter](int64_t count) {
+    Wavefront::Counter* const taken = counter;
+    for (int64_t i = 0; i < count; ++i) new (counter++) Wavefront::Counter();
+    return taken;
+  };
+  const int64_t count = batch.heads->items.size();
+  for (int64_t t = 0; t < count; ++t) {
+    const int64_t items = keys_of(t).size();
+    batch.tasks[t] = {items, tasks[t].cost / std::max<double>(1.0, items),
+                      take_counters(1), take_counters(items)};
+  }
+  Wavefront::Run(team, batch.tasks, count,
+                 [&](int64_t task, int64_t item, int worker,
+                     Wavefront::Semaphore& semaphore) {
+                   ProcessKeyBlock(call, call.buffers.worker(worker),
+                                   tasks[task], keys_of(task).begin + item,
+                                   semaphore);
+                 });
+}
+
+// kQueryOuter: one kv head of a sequence.
+void ProcessQueryOuter(const BackwardState& call, WorkerBuffers& worker,
+                       int64_t sequence, int64_t kv_head) {
+  const int64_t key_blocks = call.plan.sequences[sequence].keys.count();
+  for (int64_t k = 0; k < key_blocks; ++k) {
+    PackKeys(call, worker, {sequence, kv_head, k});
+  }
+  KeySplitTask task;
+  task.sequences = {sequence, sequence + 1};
+  task.kv_heads = {kv_head, kv_head + 1};
+  const BlockPairs pairs(call.plan, task, 0, {0, key_blocks});
+  ProcessPairs(call, worker, task, pairs, nullptr, 0);
+  for (int64_t k = 0; k < key_blocks; ++k) {
+    StoreKeyGradients(call, worker, {sequence, kv_head, k});
+  }
+}
+
+void ProcessQueryOuter(const BackwardState& call, const BatchBuffers& batch,
+                       Team& team) {
+  const HeadBatch& heads = *batch.heads;
+  team.For(1, [&](int64_t, int worker) {
+    for (int64_t s = heads.sequences.begin; s < heads.sequences.end; ++s) {
+      for (int64_t h = heads.kv_heads.begin; h < heads.kv_heads.end; ++h) {
+        ProcessQueryOuter(call, call.buffers.worker(worker), s, h);
+      }
+    }
+  });
+}
+
+// ---- The whole.
+
+// Calls for_queries(worker, block) for all query blocks of a head batch and,
+// with kKeyOuterGroupSplit, for_keys(worker, block) for its key blocks, in one
+// step. Heads innermost, as in the plan's items: a worker then finds in its
+// caches what it packed for its heads.
+template <class ForQueries, class ForKeys>
+void ForBlocks(const BackwardState& call, const BatchBuffers& batch, Team& team,
+               const ForQueries& for_queries, const ForKeys& for_keys) {
+  const BackwardPlan& plan = call.plan;
+  const Interval kv_heads = batch.heads->kv_heads;
+  const int64_t group = call.problem.group();
+  const int64_t q_heads = kv_heads.size() * group;
+  const Interval query_blocks = plan.QueryBlocks(*batch.heads);
+  const Interval key_blocks = plan.order == LoopOrder::kKeyOuterGroupSplit
+                                  ? plan.KeyBlocks(*batch.heads)
+                                  : Interval();
+  const int64_t query_items = query_blocks.size() * q_heads;
+  const int64_t key_items = key_blocks.size() * kv_heads.size();
+  team.For(query_items + key_items, [&](int64_t item, int worker) {
+    if (item < query_items) {
+      BlockId id = plan.query_blocks[query_blocks.begin + item / q_heads];
+      id.head = kv_heads.begin * group + item % q_heads;
+      for_queries(call.buffers.worker(worker), id);
+    } else {
+      item -= query_items;
+      BlockId id = plan.key_blocks[key_blocks.begin + item / kv_heads.size()];
+      id.head = kv_heads.begin + item % kv_heads.size();
+      for_keys(call.buffers.worker(worker), id);
+    }
+  });
+}
+
+void ProcessHeadBatch(const BackwardState& call, const BatchBuffers& batch,
+                      Team& team) {
+  ForBlocks(
+      call, batch, team,
+      [&](WorkerBuffers& w, const BlockId& id) { PackQueries(call, w, id); },
+      [&](WorkerBuffers& w, const BlockId& id) { PackKeys(call, w, id); });
+
+  if (call.plan.order == LoopOrder::kQueryOuter) {
+    ProcessQueryOuter(call, batch, team);
+  } else {
+    ProcessKeyOuter(call, batch, team);
+  }
+
+  if (!call.args.dq.given() &&
+      call.plan.order != LoopOrder::kKeyOuterGroupSplit) {
+    return;
+  }
+  ForBlocks(
+      call, batch, team,
+      [&](WorkerBuffers& w, const BlockId& id) {
+        if (call.args.dq.given()) StoreQueryGradient(call, w, id);
+      },
+      [&](WorkerBuffers& w, const BlockId& id) {
+        StoreKeyGradients(call, w, id);
+      });
+}
+
+// A non-finite row of Q or dO reaches the dK or dV of every key it sees, one of
+// K the dQ of every query that sees it.
+void SpreadNonFinite(const BackwardState& call, Team& team) {
+  const Problem& problem = call.problem;
+  const AttentionBackwardArgs& args = call.args;
+  if (args.dk.given() && call.buffers.AnyQNonFinite()) {
+    SpreadFromQueries(problem, problem.q, args.dk, NonFinite::kBecomesNaN,
+                      team);
+  }
+  if (args.dv.given() && call.buffers.AnyDoutNonFinite()) {
+    SpreadFromQueries(problem, args.dout, args.dv, NonFinite::kIsAdded, team);
+  }
+  if (args.dq.given() && call.buffers.AnyKNonFinite()) {
+    SpreadFromKeys(problem, problem.k, args.dq, NonFinite::kBecomesNaN, team);
+  }
+}
 
 struct BackwardPass {
   using Args = AttentionBackwardArgs;
   using Plan = BackwardPlan;
-  using Run = BackwardRun;
+  using State = BackwardState;
   static Status Check(const Args& args, Problem* problem) {
     return CheckBackward(args, problem);
   }
   static void MakePlan(const Args& args, const Problem& problem,
                        const simd::Engine& engine, int threads, Plan* plan) {
-    const TensorView dbias = BlockBiasGradient(args.dbias, problem);
+    const BiasGradientUse dbias =
+        UseOfBiasGradient(args.dbias, problem, engine);
     BackwardUse use;
-    use.share_batch = SharesBatch(dbias) && problem.sequences.size() > 1;
-    use.share_heads = SharesHeads(dbias) && problem.q_heads > 1;
-    // Every element of dbias comes from one of dS and streams out.
-    const bool streams = dbias.given() && engine.streams_scores &&
-                         !use.share_batch && !use.share_heads &&
-                         !SharesQueries(dbias, problem);
-    // Sums of blocks.
-    use.fixed_blocks =
-        (args.dbias.given() && !streams) || args.dalibi_slopes.given();
+    use.share_batch = dbias.shares_batch;
+    use.share_heads = dbias.shares_heads;
+    use.fixed_blocks = dbias.sums_blocks || args.dalibi_slopes.given();
     use.threads = threads;
     PlanBackward(problem, engine, use, plan);
+  }
+  static void Execute(BackwardState& call, Team& team) {
+    call.buffers.Clear();
+    call.buffers.bias_tiles.Scan(team);
+    ForEachHeadBatch(call.plan.head_batches, team, call.buffers.batches(),
+                     [&](Team& of_batch, const BatchBuffers& batch) {
+                       ProcessHeadBatch(call, batch, of_batch);
+                     });
+    call.buffers.bias_sums.Store();
+    call.buffers.small.Store();
+    SpreadNonFinite(call, team);
   }
 };
 

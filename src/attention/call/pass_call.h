@@ -8,17 +8,47 @@
 #include "src/attention/call/problem.h"
 #include "src/context/context_impl.h"
 #include "src/simd/engines.h"
+#include "src/simd/rowwise/rows.h"
+#include "src/simd/rowwise/staging.h"
 #include "src/threading/scratch_layout.h"
 #include "src/threading/team.h"
 
 namespace fa2 {
 namespace attention {
 
-// Pass names the types Args, Plan and Run of a pass, and how arguments are
-// checked and planned:
+// What a pass works from.
+template <class ArgsType, class PlanType>
+struct PassInputs {
+  const ArgsType& args;
+  const Problem& problem;
+  const PlanType& plan;
+  const simd::Engine& engine;
+  const simd::RowKernels& row_kernels;
+  const simd::StagingKernels& staging;
+  int64_t targets;
+
+  // Bytes of an element of the engine's accumulators.
+  size_t element() const { return SizeOf(engine.accumulator); }
+};
+
+// And where: its workspace, seen as typed buffers. Buffers(inputs, layout)
+// keeps a reference to the inputs.
+template <class Inputs, class Buffers>
+struct PassState : Inputs {
+  PassState(const Inputs& inputs, threading::ScratchLayout* layout)
+      : Inputs(inputs), buffers(*this, layout) {}
+  PassState(const PassState&) = delete;
+  PassState& operator=(const PassState&) = delete;
+
+  Buffers buffers;
+};
+
+// Pass names the types Args and Plan of a pass and its State, a PassState; how
+// arguments are checked and planned; and what is done:
 //   Status Check(const Args&, Problem*);
 //   void MakePlan(const Args&, const Problem&, const simd::Engine&,
 //                 int threads, Plan*);
+//   void Execute(State&, threading::Team&);
 template <class Pass>
 class PassCall {
  public:
@@ -36,10 +66,11 @@ class PassCall {
       status = impl.workspaces().Acquire(call.WorkspaceBytes(args, impl),
                                          &workspace);
       if (!status.ok()) return status;
-      Carver carver(workspace.data());
-      typename Pass::Run run = call.MakeRun(args, impl, &carver);
-      impl.pool().Together(call.plan_.workers,
-                           [&](threading::Team& team) { run.Execute(team); });
+      threading::ScratchLayout layout(workspace.data());
+      State state(call.Inputs(args, impl), &layout);
+      impl.pool().Together(call.plan_.workers, [&](threading::Team& team) {
+        Pass::Execute(state, team);
+      });
       return Status::Ok();
     });
   }
@@ -54,6 +85,8 @@ class PassCall {
   }
 
  private:
+  using State = typename Pass::State;
+
   Status Prepare(const Args& args, Context::Impl& impl) {
     const Status status = Pass::Check(args, &problem_);
     if (!status.ok()) return status;
@@ -64,16 +97,22 @@ class PassCall {
     return status;
   }
 
-  typename Pass::Run MakeRun(const Args& args, Context::Impl& impl,
-                             Carver* carver) const {
-    return typename Pass::Run(args, problem_, plan_, *engine_, impl.targets(),
-                              carver);
+  PassInputs<Args, typename Pass::Plan> Inputs(const Args& args,
+                                               Context::Impl& impl) const {
+    const DType accumulator = engine_->accumulator;
+    return {args,
+            problem_,
+            plan_,
+            *engine_,
+            *simd::RowKernelsFor(accumulator, impl.targets()),
+            *simd::StagingKernelsFor(accumulator, impl.targets()),
+            impl.targets()};
   }
 
   size_t WorkspaceBytes(const Args& args, Context::Impl& impl) const {
-    Carver carver(nullptr);
-    MakeRun(args, impl, &carver);
-    return carver.used();
+    threading::ScratchLayout layout(nullptr);
+    const State state(Inputs(args, impl), &layout);
+    return layout.used();
   }
 
   Problem problem_;

@@ -20,13 +20,12 @@ double Problem::pairs() const {
   return pairs;
 }
 
-simd::Rows RowsOf(const ConstTensorView& view, int64_t batch, int64_t head,
-                  int64_t first, int64_t count) {
+simd::Rows RowsOf(const ConstTensorView& view, const TensorRows& at) {
   simd::Rows rows;
-  rows.data = At(view, batch, head, first);
+  rows.data = At(view, at.batch, at.head, at.first);
   rows.dtype = view.dtype;
   rows.stride = view.strides[2];
-  rows.rows = count;
+  rows.rows = at.count;
   rows.depth = view.sizes[3];
   return rows;
 }

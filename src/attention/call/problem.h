@@ -13,7 +13,7 @@
 namespace fa2::attention {
 
 // One sequence of queries against one of keys: an element of the batch, or a
-// run of packed rows where lengths vary.
+// range of packed rows where lengths vary.
 struct Sequence {
   int64_t batch = 0;    // index into the tensors' first dimension
   int64_t q_begin = 0;  // first row of the sequence in q and k
@@ -55,10 +55,16 @@ struct Problem {
 Status CheckForward(const AttentionForwardArgs& args, Problem* problem);
 Status CheckBackward(const AttentionBackwardArgs& args, Problem* problem);
 
-// Rows [first, first + count) of sequence `index`, head `head`, of a
-// [B, H, N, D] view. The last dimension must be contiguous.
-simd::Rows RowsOf(const ConstTensorView& view, int64_t batch, int64_t head,
-                  int64_t first, int64_t count);
+// Rows [first, first + count) of a head of a [B, H, N, D] tensor.
+struct TensorRows {
+  int64_t batch = 0;
+  int64_t head = 0;
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
+// The last dimension must be contiguous.
+simd::Rows RowsOf(const ConstTensorView& view, const TensorRows& at);
 
 // Address of element (b, h, n, d).
 inline const char* At(const ConstTensorView& view, int64_t b, int64_t h,

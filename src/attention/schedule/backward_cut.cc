@@ -19,15 +19,15 @@ constexpr int64_t kSplitItems = 2;
 constexpr int64_t kLeastSplit = 256;
 constexpr int64_t kLeastSharedSplit = 512;
 constexpr int64_t kMostForSharedSplit = 16;
-// Kv heads of all sequences that are enough for so many threads, and parts that
-// fewer are cut into (AMX, 16 threads, 8 heads of N 1024 and 2048: 32 instead
-// of 16 parts 0.91 to 1.17 times as fast, 1.04 in the middle, with half the
-// workspace at N 2048).
+// Kv heads of all sequences that are enough for so many threads, and splits
+// that fewer are cut into (AMX, 16 threads, 8 heads of N 1024 and 2048: 32
+// instead of 16 splits 0.91 to 1.17 times as fast, 1.04 in the middle, with
+// half the workspace at N 2048).
 constexpr int64_t kEnoughHeads = 16;
-constexpr int64_t kWantedParts = 32;
+constexpr int64_t kWantedGroupSplits = 32;
 
 // Time of a split's items on `workers` workers, who start one query block after
-// one another and at the end wait for half an item, in cells of one key and one
+// one another and at the end wait for half an item, in pairs of one key and one
 // query. A key block costs as much as some 90 keys more (AMX, D 128: 3,600
 // cycles for 32 x 32 scores in blocks of 128 keys, 2,480 in blocks of 512), a
 // query block as much as some 20 queries.
@@ -38,9 +38,10 @@ double SplitTime(int64_t keys, int64_t queries, const simd::BlockSizes& size,
       static_cast<double>(std::clamp<int64_t>(workers, 1, items));
   const double rounds =
       static_cast<double>(items) / busy + (busy > 1.0 ? 0.5 : 0.0);
-  const double cells =
+  const double block_pairs =
       rounds * static_cast<double>(CeilDiv(queries, size.queries)) + busy - 1.0;
-  return cells * static_cast<double>((size.keys + 90) * (size.queries + 20));
+  return block_pairs *
+         static_cast<double>((size.keys + 90) * (size.queries + 20));
 }
 
 // The blocks in which `workers` workers are soonest through with a split of
@@ -72,20 +73,20 @@ simd::BlockSizes FastestBlocks(int64_t keys, int64_t queries,
 
 }  // namespace
 
-int64_t PartsOfGroup(const Problem& problem, const simd::Engine& engine,
-                     int64_t items) {
+int64_t GroupSplits(const Problem& problem, const simd::Engine& engine,
+                    int64_t items) {
   const int64_t heads =
       problem.kv_heads * static_cast<int64_t>(problem.sequences.size());
   if (!engine.bitwise_block_invariant || problem.group() <= 1 || heads == 0 ||
       heads >= kEnoughHeads) {
     return 1;
   }
-  return std::clamp<int64_t>(std::min(items, kWantedParts) / heads, 1,
-                             std::min(problem.group(), kMaxParts));
+  return std::clamp<int64_t>(std::min(items, kWantedGroupSplits) / heads, 1,
+                             std::min(problem.group(), kMaxGroupSplits));
 }
 
 void CutSequence(const Problem& problem, const simd::Engine& engine,
-                 const Sequence& sequence, double pairs, int64_t parts,
+                 const Sequence& sequence, double pairs, int64_t group_splits,
                  int64_t wanted, int64_t workers, bool fixed_blocks,
                  BackwardSequence* s) {
   const int64_t query_unit = BlockUnit(engine.query_panel, simd::kTileQueries);
@@ -97,37 +98,40 @@ void CutSequence(const Problem& problem, const simd::Engine& engine,
   s->queries.rows = nq;
   s->keys.panel = engine.key_panel;
   s->queries.panel = engine.query_panel;
-  s->queries.run = FitBlock(preferred.queries, nq, 1, query_unit);
+  s->queries.superblock = FitBlock(preferred.queries, nq, 1, query_unit);
   const int64_t least_split =
-      problem.group() > parts && wanted <= kMostForSharedSplit
+      problem.group() > group_splits && wanted <= kMostForSharedSplit
           ? kLeastSharedSplit
           : kLeastSplit;
-  s->splits = std::clamp<int64_t>(
-      std::min(wanted / kSplitItems, nk / least_split), 1, kMaxSplits);
+  s->key_splits = std::clamp<int64_t>(
+      std::min(wanted / kSplitItems, nk / least_split), 1, kMaxKeySplits);
   if (engine.bitwise_block_invariant) {
     const int64_t unit = RoundUp(kMinBlock, key_unit);
-    s->keys.run = RoundUp(CeilDiv(std::max<int64_t>(nk, 1), s->splits), unit);
+    s->keys.superblock =
+        RoundUp(CeilDiv(std::max<int64_t>(nk, 1), s->key_splits), unit);
     // Under a causal mask the first split sees most.
     const double of_first =
-        sequence.mask.Pairs({0, nq}, {0, s->keys.run}) / std::max(1.0, pairs);
-    const simd::BlockSizes size =
-        FastestBlocks(s->keys.run, nq * CeilDiv(problem.group(), parts),
-                      {preferred.keys, s->queries.run}, unit, query_unit,
-                      static_cast<int64_t>(
-                          std::ceil(of_first * static_cast<double>(workers))));
+        sequence.mask.Pairs({0, nq}, {0, s->keys.superblock}) /
+        std::max(1.0, pairs);
+    const simd::BlockSizes size = FastestBlocks(
+        s->keys.superblock, nq * CeilDiv(problem.group(), group_splits),
+        {preferred.keys, s->queries.superblock}, unit, query_unit,
+        static_cast<int64_t>(
+            std::ceil(of_first * static_cast<double>(workers))));
     s->keys.size = size.keys;
     s->queries.size = size.queries;
-    // Runs keep the order of sums where blocks are cut by the threads. What
-    // sums over heads or sequences wants these innermost: a block at a time.
-    if (fixed_blocks) s->queries.run = s->queries.size;
+    // Superblocks keep the order of sums where blocks are cut by the threads.
+    // What sums over heads or sequences wants these innermost: a block at a
+    // time.
+    if (fixed_blocks) s->queries.superblock = s->queries.size;
   } else {
     s->keys.size = FitBlock(preferred.keys, nk, wanted, key_unit);
-    s->queries.size = s->queries.run;
-    s->keys.run =
+    s->queries.size = s->queries.superblock;
+    s->keys.superblock =
         s->keys.size *
-        CeilDiv(CeilDiv(std::max<int64_t>(nk, 1), s->keys.size), s->splits);
+        CeilDiv(CeilDiv(std::max<int64_t>(nk, 1), s->keys.size), s->key_splits);
   }
-  s->splits = std::max<int64_t>(1, CeilDiv(nk, s->keys.run));
+  s->key_splits = std::max<int64_t>(1, CeilDiv(nk, s->keys.superblock));
 }
 
 }  // namespace fa2::attention

@@ -15,10 +15,10 @@ constexpr double kLeastOperations = 16e6;
 // The threads that blocks are cut for where the number of them must not matter.
 constexpr int kUsualThreads = 16;
 // Packed queries of a group of heads, in bytes, that a core's share of L3 does
-// not hold beside what else it works on; and where blocks join: with some five
-// times as many keys in a block, queries are read a fifth as often.
+// not hold beside what else it works on; and for block-invariant engines: with
+// some five times as many keys in a block, queries are read a fifth as often.
 constexpr size_t kFarQueries = 8 << 20;
-constexpr size_t kFarQueriesOfJoined = 16 << 20;
+constexpr size_t kFarQueriesOfInvariant = 16 << 20;
 
 // Where the sequences lie in arrays of one head of all of them.
 void PlaceSequences(BackwardPlan* plan) {
@@ -30,7 +30,7 @@ void PlaceSequences(BackwardPlan* plan) {
     plan->q_rows += s.queries.padded();
     plan->q_blocks += s.queries.count();
     plan->k_blocks += s.keys.count();
-    plan->dq_blocks += s.splits * s.queries.count();
+    plan->dq_blocks += s.key_splits * s.queries.count();
     plan->blocks.keys = std::max(plan->blocks.keys, s.keys.size);
     plan->blocks.queries = std::max(plan->blocks.queries, s.queries.size);
     const size_t index = static_cast<size_t>(&s - plan->sequences.data());
@@ -39,71 +39,69 @@ void PlaceSequences(BackwardPlan* plan) {
   }
 }
 
-// And in those of a wave, one that begins with the first head.
-void PlaceInWave(const Wave& wave, BackwardPlan* plan) {
+// And in those of a head batch, one that begins with the first head.
+void PlaceInBatch(const HeadBatch& batch, BackwardPlan* plan) {
   int64_t q_rows = 0, k_rows = 0, dq_rows = 0;
-  for (int64_t i = wave.sequence_begin; i < wave.sequence_end; ++i) {
+  for (int64_t i = batch.sequences.begin; i < batch.sequences.end; ++i) {
     BackwardSequence& s = plan->sequences[i];
-    s.wave_q_row = q_rows;
-    s.wave_k_row = k_rows;
-    s.wave_dq_row = dq_rows;
+    s.batch_q_row = q_rows;
+    s.batch_k_row = k_rows;
+    s.batch_dq_row = dq_rows;
     q_rows += s.queries.padded();
     k_rows += s.keys.padded();
-    dq_rows += s.splits * s.queries.padded();
+    dq_rows += s.key_splits * s.queries.padded();
   }
-  plan->wave_q_rows = std::max(plan->wave_q_rows, q_rows);
-  plan->wave_k_rows = std::max(plan->wave_k_rows, k_rows);
-  plan->wave_dq_rows = std::max(plan->wave_dq_rows, dq_rows);
+  plan->largest_batch.q_rows = std::max(plan->largest_batch.q_rows, q_rows);
+  plan->largest_batch.k_rows = std::max(plan->largest_batch.k_rows, k_rows);
+  plan->largest_batch.dq_rows = std::max(plan->largest_batch.dq_rows, dq_rows);
 }
 
-// Adds the chains of a wave. Returns their items.
-int64_t ListChains(const Problem& problem, const BackwardUse& use, Wave* wave,
-                   BackwardPlan* plan) {
-  wave->begin = static_cast<int64_t>(plan->chains.size());
+// Adds the tasks of a head batch. Returns their items.
+int64_t ListTasks(const Problem& problem, const BackwardUse& use,
+                  HeadBatch* batch, BackwardPlan* plan) {
+  batch->items.begin = static_cast<int64_t>(plan->tasks.size());
   int64_t items = 0;
   const int64_t item_heads = use.share_heads ? problem.kv_heads : 1;
-  const int64_t item_parts = plan->by_parts ? 1 : plan->parts;
+  const int64_t item_splits =
+      plan->order == LoopOrder::kKeyOuterGroupSplit ? 1 : plan->group_splits;
   const int64_t item_sequences =
       use.share_batch ? static_cast<int64_t>(problem.sequences.size()) : 1;
-  for (int64_t i = wave->sequence_begin; i < wave->sequence_end;
+  for (int64_t i = batch->sequences.begin; i < batch->sequences.end;
        i += item_sequences) {
     const BackwardSequence& s = plan->sequences[i];
-    for (int64_t split = 0; split < s.splits; ++split) {
-      BackwardChain chain;
-      chain.split = static_cast<int32_t>(split);
-      chain.sequence_begin = static_cast<int32_t>(i);
-      chain.sequence_end = static_cast<int32_t>(i + item_sequences);
-      chain.cost = problem.sequences[i].mask.Pairs({0, s.queries.rows},
-                                                   s.keys.Run(split));
-      for (int64_t head = wave->head_begin; head < wave->head_end;
+    for (int64_t split = 0; split < s.key_splits; ++split) {
+      KeySplitTask task;
+      task.key_split = split;
+      task.sequences = {i, i + item_sequences};
+      task.cost = problem.sequences[i].mask.Pairs({0, s.queries.rows},
+                                                  s.keys.Superblock(split));
+      for (int64_t head = batch->kv_heads.begin; head < batch->kv_heads.end;
            head += item_heads) {
-        chain.head_begin = static_cast<int32_t>(head);
-        chain.head_end = static_cast<int32_t>(head + item_heads);
-        for (int64_t part = 0; part < plan->parts; part += item_parts) {
-          chain.part_begin = static_cast<int32_t>(part);
-          chain.part_end = static_cast<int32_t>(part + item_parts);
-          chain.rank = static_cast<int32_t>(plan->chains.size());
-          plan->chains.push_back(chain);
-          items += s.keys.RunBlocks(split).size();
+        task.kv_heads = {head, head + item_heads};
+        for (int64_t g = 0; g < plan->group_splits; g += item_splits) {
+          task.group_splits = {g, g + item_splits};
+          task.rank = static_cast<int32_t>(plan->tasks.size());
+          plan->tasks.push_back(task);
+          items += s.keys.BlocksOf(split).size();
         }
       }
     }
   }
-  wave->end = static_cast<int64_t>(plan->chains.size());
+  batch->items.end = static_cast<int64_t>(plan->tasks.size());
   // std::sort, unlike stable_sort, needs no memory; the ranks make it stable.
-  std::sort(plan->chains.begin() + wave->begin, plan->chains.end(),
-            [](const BackwardChain& a, const BackwardChain& b) {
+  std::sort(plan->tasks.begin() + batch->items.begin, plan->tasks.end(),
+            [](const KeySplitTask& a, const KeySplitTask& b) {
               return a.cost != b.cost ? a.cost > b.cost : a.rank < b.rank;
             });
   return items;
 }
 
 // Whether all queries of a group would come from memory for each key block, so
-// that one worker goes by queries: a run of them in several heads shares what
-// it reads of a key block (with 8 MiB of them bf16 dots on Zen 4 are 1 to 4%
-// faster and AMX 1 to 8% slower, with 16 and 32 MiB 3 to 4% and 1 and 13%
-// faster; with 4 MiB, or one head, dots 0 to 1% slower). Parts are taken one
-// after another instead, as heads of their own keys are.
+// that one worker has queries outermost: a superblock of them in several heads
+// shares what it reads of a key block (with 8 MiB of them bf16 dots on Zen 4
+// are 1 to 4% faster and AMX 1 to 8% slower, with 16 and 32 MiB 3 to 4% and 1
+// and 13% faster; with 4 MiB, or one head, dots 0 to 1% slower). Group splits
+// are taken one after another instead, as heads of their own keys are.
 bool HasFarQueries(const Problem& problem, const simd::Engine& engine,
                    const std::vector<BackwardSequence>& sequences) {
   if (problem.group() == 1) return false;
@@ -117,7 +115,8 @@ bool HasFarQueries(const Problem& problem, const simd::Engine& engine,
              engine.packed_bytes(simd::Role::kGradRight, rows, depth);
   }
   return bytes * static_cast<size_t>(problem.group()) >=
-         (engine.bitwise_block_invariant ? kFarQueriesOfJoined : kFarQueries);
+         (engine.bitwise_block_invariant ? kFarQueriesOfInvariant
+                                         : kFarQueries);
 }
 
 // Cuts all sequences: each gets key blocks, and workers, by its share of the
@@ -129,11 +128,12 @@ void CutSequences(const Problem& problem, const simd::Engine& engine,
                                   static_cast<double>(kWantedItems));
   const int threads = use.fixed_blocks ? kUsualThreads : use.threads;
   plan->group = problem.group();
-  plan->parts =
+  plan->group_splits =
       use.share_heads || use.share_batch
           ? 1
-          : PartsOfGroup(problem, engine, static_cast<int64_t>(items));
-  const int64_t heads = (use.share_heads ? 1 : problem.kv_heads) * plan->parts;
+          : GroupSplits(problem, engine, static_cast<int64_t>(items));
+  const int64_t heads =
+      (use.share_heads ? 1 : problem.kv_heads) * plan->group_splits;
   for (const Sequence& s : problem.sequences) {
     const double of_sequence = s.mask.Pairs();
     // With shared owners every sequence must be cut alike.
@@ -141,15 +141,16 @@ void CutSequences(const Problem& problem, const simd::Engine& engine,
     const double share = use.share_batch || pairs == 0.0
                              ? 1.0 / (use.share_batch ? 1.0 : sequences)
                              : of_sequence / pairs;
-    const auto of_part = [&](double all) {
+    const auto of_split = [&](double all) {
       return std::max<int64_t>(
           1,
           std::llround(std::ceil(
               all * share / static_cast<double>(std::max<int64_t>(heads, 1)))));
     };
     BackwardSequence cut;
-    CutSequence(problem, engine, s, of_sequence, plan->parts, of_part(items),
-                of_part(std::min(items, static_cast<double>(threads))),
+    CutSequence(problem, engine, s, of_sequence, plan->group_splits,
+                of_split(items),
+                of_split(std::min(items, static_cast<double>(threads))),
                 use.fixed_blocks, &cut);
     plan->sequences.push_back(cut);
   }
@@ -165,8 +166,8 @@ void Clear(BackwardPlan* plan) {
   keep(&plan->sequences, &empty.sequences);
   keep(&plan->query_blocks, &empty.query_blocks);
   keep(&plan->key_blocks, &empty.key_blocks);
-  keep(&plan->waves.list, &empty.waves.list);
-  keep(&plan->chains, &empty.chains);
+  keep(&plan->head_batches.list, &empty.head_batches.list);
+  keep(&plan->tasks, &empty.tasks);
   *plan = std::move(empty);
 }
 
@@ -185,35 +186,42 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
   PlaceSequences(plan);
   if (sequence_count == 0) return;
 
-  plan->waves.alone =
+  plan->head_batches.alone =
       use.threads > 1 && !shared && TakeHeadsAlone(problem, total, use.threads);
-  const int wave_threads = plan->waves.threads(use.threads);
-  const bool by_queries = !shared && wave_threads == 1 &&
-                          HasFarQueries(problem, engine, plan->sequences);
-  plan->by_parts = plan->parts > 1 && (wave_threads > 1 || by_queries);
-  plan->by_queries = by_queries && !plan->by_parts;
-  double least = LeastWave(problem, operations, wave_threads,
-                           kBackwardWaveItems, plan->k_blocks, plan->parts);
+  const int batch_threads = plan->head_batches.threads(use.threads);
+  const bool far_queries = !shared && batch_threads == 1 &&
+                           HasFarQueries(problem, engine, plan->sequences);
+  if (plan->group_splits > 1 && (batch_threads > 1 || far_queries)) {
+    plan->order = LoopOrder::kKeyOuterGroupSplit;
+  } else if (far_queries) {
+    plan->order = LoopOrder::kQueryOuter;
+  }
+  double least =
+      LeastHeadBatch(problem, operations, batch_threads, kBackwardBatchItems,
+                     plan->k_blocks, plan->group_splits);
   if (shared) least = std::max(least, 1.0);
   if (use.share_heads) least = static_cast<double>(problem.kv_heads);
-  CutWaves(problem, total, least, &plan->waves.list);
+  CutHeadBatches(problem, total, least, &plan->head_batches.list);
   int64_t steps = 0;  // of items that do not wait for one another
-  for (Wave& wave : plan->waves.list) {
-    if (wave.head_begin == 0) PlaceInWave(wave, plan);
-    plan->wave_items =
-        std::max(plan->wave_items, ListChains(problem, use, &wave, plan));
-    plan->wave_heads = std::max(plan->wave_heads, wave.heads());
-    plan->wave_chains = std::max(plan->wave_chains, wave.end - wave.begin);
-    steps = std::max(
-        steps, plan->QueryBlocks(wave).size() * wave.heads() * problem.group());
+  for (HeadBatch& batch : plan->head_batches.list) {
+    if (batch.kv_heads.begin == 0) PlaceInBatch(batch, plan);
+    plan->largest_batch.items = std::max(plan->largest_batch.items,
+                                         ListTasks(problem, use, &batch, plan));
+    plan->largest_batch.heads =
+        std::max(plan->largest_batch.heads, batch.kv_heads.size());
+    plan->largest_batch.tasks = std::max(plan->largest_batch.tasks,
+                                         batch.items.end - batch.items.begin);
+    steps = std::max(steps, plan->QueryBlocks(batch).size() *
+                                batch.kv_heads.size() * problem.group());
   }
-  plan->shared_keys = (use.share_heads && problem.kv_heads > 1) ||
-                      (use.share_batch && sequence_count > 1) ||
-                      plan->by_queries || plan->by_parts;
-  SortAlone(&plan->waves);
-  steps = plan->waves.alone
-              ? static_cast<int64_t>(plan->waves.list.size())
-              : std::max({plan->wave_items, plan->wave_chains, steps});
+  plan->keys_in_batch = (use.share_heads && problem.kv_heads > 1) ||
+                        (use.share_batch && sequence_count > 1) ||
+                        plan->order != LoopOrder::kKeyOuter;
+  SortAlone(&plan->head_batches);
+  steps = plan->head_batches.alone
+              ? static_cast<int64_t>(plan->head_batches.list.size())
+              : std::max({plan->largest_batch.items, plan->largest_batch.tasks,
+                          steps});
   plan->workers = UsefulWorkers(use.threads, operations, steps);
 }
 

@@ -11,81 +11,104 @@
 #include "src/attention/call/problem.h"
 #include "src/attention/schedule/backward_cut.h"
 #include "src/attention/schedule/blocks.h"
-#include "src/attention/schedule/waves.h"
+#include "src/attention/schedule/head_batches.h"
 #include "src/simd/engine.h"
 
 namespace fa2::attention {
 
-// The key blocks of one split, from first to last: work items that add to the
-// same dQ partial. Each meets the runs of query blocks from last to first,
-// since under a causal mask it then begins with those that the next one sees
-// too; of a run one query head after another, its blocks from first to last. So
-// every sum has one order, whatever the sizes of the blocks in a run: dQ of a
-// query adds its keys from first to last, a partial of dK and dV of a key adds
-// runs, heads and queries as told.
-struct BackwardChain {
-  int32_t split = 0;
+// How the block pairs of a head batch are ordered. In each order dQ of a query
+// adds its keys from first to last within a key split, and a partial of dK and
+// dV adds query superblocks from last to first, of each one query head after
+// another, and of these queries from first to last: every sum has one order,
+// whatever the sizes of the blocks in a superblock.
+enum class LoopOrder {
+  // An item is a key block, with all query heads that share it: it packs K and
+  // V, meets all query blocks, and stores dK and dV.
+  kKeyOuter,
+  // An item is a key block with one split of these query heads, as one of many
+  // heads of their own keys would be: K and V are packed before the items, and
+  // the splits' partials of dK and dV are summed and stored after them.
+  kKeyOuterGroupSplit,
+  // One worker meets all key blocks with one query superblock after another,
+  // where the queries are too many to come from memory for each key block.
+  kQueryOuter,
+};
+
+// The key blocks of one key split, from first to last: items that add to the
+// same dQ partial. Each begins with the last query superblock, since under a
+// causal mask that is one which the next item sees too.
+struct KeySplitTask {
+  int64_t key_split = 0;
   // The sequences and kv heads that an item works through: one of each, unless
   // they share a dbias, whose elements only one item may add to.
-  int32_t sequence_begin = 0, sequence_end = 0;
-  int32_t head_begin = 0, head_end = 0;
-  int32_t part_begin = 0, part_end = 1;  // of each of these heads
-  int32_t rank = 0;                      // position before sorting
-  double cost = 0.0;                     // visible pairs
+  Interval sequences;
+  Interval kv_heads;
+  Interval group_splits = {0, 1};  // of each of these heads
+  int32_t rank = 0;                // position before sorting
+  double cost = 0.0;               // visible pairs
 };
 
 struct BackwardPlan {
   simd::BlockSizes blocks;  // the largest
   std::vector<BackwardSequence> sequences;
-  std::vector<BlockIndex> query_blocks;  // of all sequences
-  std::vector<BlockIndex> key_blocks;
-  Waves waves;
-  std::vector<BackwardChain> chains;  // by wave, then longest first
-  // What a wave has at most: kv heads, chains, items of all of them, and rows
-  // of one head.
-  int64_t wave_heads = 0, wave_chains = 0, wave_items = 0;
-  int64_t wave_q_rows = 0, wave_k_rows = 0, wave_dq_rows = 0;
+  std::vector<BlockId> query_blocks;  // of all sequences, of head 0
+  std::vector<BlockId> key_blocks;
+  HeadBatches head_batches;
+  std::vector<KeySplitTask> tasks;  // by head batch, then longest first
+  // What a head batch has at most: kv heads, tasks, items of all of them, and
+  // rows of one head.
+  struct {
+    int64_t heads = 0, tasks = 0, items = 0;
+    int64_t q_rows = 0, k_rows = 0, dq_rows = 0;
+  } largest_batch;
   // Totals over the sequences, of one head.
   int64_t q_rows = 0;
   int64_t q_blocks = 0, k_blocks = 0, dq_blocks = 0;
   int workers = 1;  // of the threads, as many as the call keeps busy
-  // The query heads of a group are cut into parts, each with a partial of dK
+  // The query heads of a group are cut into splits, each with a partial of dK
   // and dV.
-  int64_t group = 1, parts = 1;
-  // An item works through one part, as one of many heads of their own keys
-  // would be worked through: keys are packed before the items, and dK and dV
-  // are stored after them. Otherwise an item has all parts, one after another.
-  bool by_parts = false;
-  // A wave's one worker meets all key blocks with one run of queries after
-  // another, instead of all queries with one key block (an item) after another.
-  bool by_queries = false;
-  // An item works through several heads or sequences, or by_queries, or
-  // by_parts: packed keys, dK and dV lie in the workspace of the wave.
-  // Otherwise each worker has those of one key block.
-  bool shared_keys = false;
+  int64_t group = 1, group_splits = 1;
+  LoopOrder order = LoopOrder::kKeyOuter;
+  // Packed keys, dK and dV of a whole head batch are kept: an item works
+  // through several heads or sequences, or the order wants them. Otherwise each
+  // worker keeps those of one key block.
+  bool keys_in_batch = false;
 
-  // Those of query_blocks that are of a wave's sequences, and of key_blocks.
-  Interval QueryBlocks(const Wave& wave) const {
-    const BackwardSequence& last = sequences[wave.sequence_end - 1];
-    return {sequences[wave.sequence_begin].q_block,
+  // Those of query_blocks that are of a head batch's sequences, and of
+  // key_blocks.
+  Interval QueryBlocks(const HeadBatch& batch) const {
+    const BackwardSequence& last = sequences[batch.sequences.end - 1];
+    return {sequences[batch.sequences.begin].q_block,
             last.q_block + last.queries.count()};
   }
-  Interval KeyBlocks(const Wave& wave) const {
-    const BackwardSequence& last = sequences[wave.sequence_end - 1];
-    return {sequences[wave.sequence_begin].k_block,
+  Interval KeyBlocks(const HeadBatch& batch) const {
+    const BackwardSequence& last = sequences[batch.sequences.end - 1];
+    return {sequences[batch.sequences.begin].k_block,
             last.k_block + last.keys.count()};
   }
-  // The partials of dK and dV that are kept of each kv head, and where a part
-  // adds: all of them or, when an item has all parts, their sum so far and the
-  // next one.
-  int64_t slots() const { return by_parts ? parts : Slot(parts - 1) + 1; }
-  int64_t Slot(int64_t part) const {
-    return by_parts ? part : std::min<int64_t>(part, 1);
+  // The partials of dK and dV that are kept of each kv head, and the one that a
+  // group split adds to: each has its own or, where one item has all splits,
+  // there are their sum so far and the next one.
+  int64_t dkv_partials() const { return DkvPartial(group_splits - 1) + 1; }
+  int64_t DkvPartial(int64_t group_split) const {
+    return order == LoopOrder::kKeyOuterGroupSplit
+               ? group_split
+               : std::min<int64_t>(group_split, 1);
   }
-  // The query heads of a part of a kv head.
-  Interval PartHeads(int64_t kv_head, int64_t part) const {
-    return {kv_head * group + part * group / parts,
-            kv_head * group + (part + 1) * group / parts};
+  // The query heads of a group split of a kv head.
+  Interval GroupSplitHeads(int64_t kv_head, int64_t group_split) const {
+    return {kv_head * group + group_split * group / group_splits,
+            kv_head * group + (group_split + 1) * group / group_splits};
+  }
+
+  BlockRows QueryRows(const BlockId& id) const {
+    return sequences[id.sequence].queries.Rows(id);
+  }
+  BlockRows KeyRows(const BlockId& id) const {
+    return sequences[id.sequence].keys.Rows(id);
+  }
+  PairRows Rows(const BlockPair& pair) const {
+    return {QueryRows(pair.queries), KeyRows(pair.keys)};
   }
 };
 

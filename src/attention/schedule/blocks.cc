@@ -18,9 +18,9 @@ int64_t FitBlock(int64_t preferred, int64_t rows, int64_t ranges,
 }
 
 void ListBlocks(const Blocks& blocks, size_t sequence,
-                std::vector<BlockIndex>* list) {
+                std::vector<BlockId>* list) {
   for (int64_t b = 0; b < blocks.count(); ++b) {
-    list->push_back({static_cast<int32_t>(sequence), static_cast<int32_t>(b)});
+    list->push_back({static_cast<int64_t>(sequence), 0, b});
   }
 }
 

@@ -13,25 +13,23 @@ namespace {
 // GFLOP/s); on 16 threads, two of which share an L2, more gain nothing.
 constexpr int64_t kSharedQueries = 256;
 
-// Adds the items of a wave.
-void ListItems(const Problem& problem, Wave* wave, ForwardPlan* plan) {
-  wave->begin = static_cast<int64_t>(plan->items.size());
-  for (int64_t i = wave->sequence_begin; i < wave->sequence_end; ++i) {
+// Adds the items of a head batch.
+void ListItems(const Problem& problem, HeadBatch* batch, ForwardPlan* plan) {
+  batch->items.begin = static_cast<int64_t>(plan->items.size());
+  for (int64_t i = batch->sequences.begin; i < batch->sequences.end; ++i) {
     const Sequence& s = problem.sequences[i];
     const Blocks& queries = plan->sequences[i].queries;
     for (int64_t block = 0; block < queries.count(); ++block) {
       const double cost = s.mask.Pairs(queries.Block(block), {0, s.nk()});
-      for (int64_t head = wave->head_begin * problem.group();
-           head < wave->head_end * problem.group(); ++head) {
-        plan->items.push_back({static_cast<int32_t>(i),
-                               static_cast<int32_t>(head),
-                               static_cast<int32_t>(block),
-                               static_cast<int32_t>(plan->items.size()), cost});
+      for (int64_t head = batch->kv_heads.begin * problem.group();
+           head < batch->kv_heads.end * problem.group(); ++head) {
+        plan->items.push_back(
+            {{i, head, block}, static_cast<int32_t>(plan->items.size()), cost});
       }
     }
   }
-  wave->end = static_cast<int64_t>(plan->items.size());
-  std::sort(plan->items.begin() + wave->begin, plan->items.end(),
+  batch->items.end = static_cast<int64_t>(plan->items.size());
+  std::sort(plan->items.begin() + batch->items.begin, plan->items.end(),
             [](const ForwardItem& a, const ForwardItem& b) {
               return a.cost != b.cost ? a.cost > b.cost : a.rank < b.rank;
             });
@@ -43,10 +41,11 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
                  int threads, ForwardPlan* plan) {
   plan->sequences.clear();
   plan->key_blocks.clear();
-  plan->waves.list.clear();
+  plan->head_batches.list.clear();
   plan->items.clear();
   plan->workers = 1;
-  plan->wave_heads = plan->wave_k_rows = plan->k_blocks = 0;
+  plan->largest_batch = {};
+  plan->k_blocks = 0;
   plan->blocks = {0, 0};
   const int64_t query_unit = BlockUnit(engine.query_panel, simd::kTileQueries);
   const int64_t key_unit = BlockUnit(engine.key_panel, simd::kTileKeys);
@@ -55,9 +54,10 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
   const int64_t owners = std::max<int64_t>(
       1, problem.q_heads * static_cast<int64_t>(problem.sequences.size()));
   const double pairs = problem.pairs();
-  plan->waves.alone = threads > 1 && TakeHeadsAlone(problem, pairs, threads);
-  const bool as_large_as_liked =
-      plan->waves.threads(threads) == 1 && engine.bitwise_block_invariant;
+  plan->head_batches.alone =
+      threads > 1 && TakeHeadsAlone(problem, pairs, threads);
+  const bool as_large_as_liked = plan->head_batches.threads(threads) == 1 &&
+                                 engine.bitwise_block_invariant;
   int64_t wanted = 1;
   if (!as_large_as_liked) {
     wanted = CeilDiv(kWantedItems, owners);
@@ -84,27 +84,29 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
   const double operations = 4.0 * pairs * static_cast<double>(problem.q_heads) *
                             static_cast<double>(problem.head_dim);
   const double least =
-      LeastWave(problem, operations, plan->waves.threads(threads),
-                kForwardWaveItems, query_blocks * problem.group(), 1);
-  CutWaves(problem, pairs, least, &plan->waves.list);
+      LeastHeadBatch(problem, operations, plan->head_batches.threads(threads),
+                     kForwardBatchItems, query_blocks * problem.group(), 1);
+  CutHeadBatches(problem, pairs, least, &plan->head_batches.list);
   int64_t steps = 0;  // items of one step
-  for (Wave& wave : plan->waves.list) {
-    if (wave.head_begin == 0) {
+  for (HeadBatch& batch : plan->head_batches.list) {
+    if (batch.kv_heads.begin == 0) {
       int64_t rows = 0;
-      for (int64_t i = wave.sequence_begin; i < wave.sequence_end; ++i) {
-        plan->sequences[i].wave_k_row = rows;
+      for (int64_t i = batch.sequences.begin; i < batch.sequences.end; ++i) {
+        plan->sequences[i].batch_k_row = rows;
         rows += plan->sequences[i].keys.padded();
       }
-      plan->wave_k_rows = std::max(plan->wave_k_rows, rows);
+      plan->largest_batch.k_rows = std::max(plan->largest_batch.k_rows, rows);
     }
-    plan->wave_heads = std::max(plan->wave_heads, wave.heads());
-    ListItems(problem, &wave, plan);
-    steps = std::max({steps, wave.end - wave.begin,
-                      2 * plan->KeyBlocks(wave).size() * wave.heads()});
+    plan->largest_batch.heads =
+        std::max(plan->largest_batch.heads, batch.kv_heads.size());
+    ListItems(problem, &batch, plan);
+    steps =
+        std::max({steps, batch.items.end - batch.items.begin,
+                  2 * plan->KeyBlocks(batch).size() * batch.kv_heads.size()});
   }
-  SortAlone(&plan->waves);
-  if (plan->waves.alone) {
-    steps = static_cast<int64_t>(plan->waves.list.size());
+  SortAlone(&plan->head_batches);
+  if (plan->head_batches.alone) {
+    steps = static_cast<int64_t>(plan->head_batches.list.size());
   }
   plan->workers = UsefulWorkers(threads, operations, steps);
 }

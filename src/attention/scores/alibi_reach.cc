@@ -43,7 +43,7 @@ void WithDots(const simd::RowKernels& kernels, DType accumulator,
 }  // namespace
 
 AlibiReach::AlibiReach(const Problem& problem, const simd::RowKernels& kernels,
-                       Carver* carver)
+                       threading::ScratchLayout* layout)
     : problem_(problem),
       kernels_(kernels),
       // 100 (f64: 960) ln 2, below which exponentials are 0, and 1 for the
@@ -62,10 +62,10 @@ AlibiReach::AlibiReach(const Problem& problem, const simd::RowKernels& kernels,
   key_tiles_ = PanelsBefore(problem.k.sizes[0] * problem.k.sizes[2], sequences,
                             simd::kTileKeys);
   const size_t panels = static_cast<size_t>(query_panels_ * problem.q_heads);
-  query_norm_ = carver->Take<float>(panels);
-  floor_ = carver->Take<float>(panels);
+  query_norm_ = layout->Take<float>(panels);
+  floor_ = layout->Take<float>(panels);
   key_norm_ =
-      carver->Take<float>(static_cast<size_t>(key_tiles_ * problem.kv_heads));
+      layout->Take<float>(static_cast<size_t>(key_tiles_ * problem.kv_heads));
 }
 
 bool AlibiReach::Steep(int64_t sequence, int64_t head) const {

@@ -22,10 +22,10 @@ class AlibiReach {
   // Takes 8 bytes for each 32 queries and 4 for each 16 keys of a head, where
   // there are slopes and no bias, which might raise any score.
   AlibiReach(const Problem& problem, const simd::RowKernels& kernels,
-             Carver* carver);
+             threading::ScratchLayout* layout);
 
   // What is known of rows, once for each block of them, before a tile of the
-  // block is asked for. `queries` and `keys` begin at a multiple of the tile
+  // block is looked at. `queries` and `keys` begin at a multiple of the tile
   // size; their rows are `q` and `k`.
   void SeeKeys(int64_t sequence, int64_t kv_head, Interval keys,
                const simd::Rows& k) const;

@@ -33,7 +33,7 @@ bool AnyVisible(const simd::ScoreMatrix& bias, const simd::StagedShape& shape) {
 }
 
 BiasTiles::BiasTiles(const Problem& problem, bool wants_gradient,
-                     int64_t targets, Carver* carver)
+                     int64_t targets, threading::ScratchLayout* layout)
     : problem_(problem),
       scan_(wants_gradient ? nullptr : simd::MaskScanFor(targets)) {
   const ConstTensorView& bias = problem.options.bias;
@@ -46,7 +46,7 @@ BiasTiles::BiasTiles(const Problem& problem, bool wants_gradient,
   planes_ = bias.sizes[0] * bias.sizes[1];
   query_tiles_ = CeilDiv(bias.sizes[2], simd::kTileQueries);
   key_tiles_ = CeilDiv(problem.k.sizes[2], simd::kTileKeys);
-  states_ = carver->Take<simd::TileState>(
+  states_ = layout->Take<simd::TileState>(
       static_cast<size_t>(planes_ * query_tiles_ * key_tiles_));
 }
 

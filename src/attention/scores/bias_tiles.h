@@ -28,7 +28,7 @@ class BiasTiles {
   // Takes one byte a tile (N^2 / 512 bytes a distinct plane of the mask). With
   // `wants_gradient` the bias is no mask, whatever it holds.
   BiasTiles(const Problem& problem, bool wants_gradient, int64_t targets,
-            Carver* carver);
+            threading::ScratchLayout* layout);
 
   // Boolean masks are always scanned; a float bias when several heads share it
   // (a bias of its own for every head is read once a pass anyway, and blocks of

@@ -3,12 +3,20 @@
 #include <algorithm>
 
 namespace fa2::attention {
+
+simd::StagedShape StagedShapeOf(const PairRows& pair,
+                                const simd::Engine& engine) {
+  return {pair.queries.size(), pair.keys.size(), pair.queries.padded,
+          pair.keys.padded, engine.query_panel};
+}
+
 BlockScores::BlockScores(const Problem& problem, const simd::Engine& engine,
                          const simd::StagingKernels& staging,
                          const BiasTiles& bias_tiles,
                          const AlibiReach& alibi_reach,
                          const simd::BlockSizes& largest,
-                         bool want_alibi_gradient, Carver* carver)
+                         bool want_alibi_gradient,
+                         threading::ScratchLayout* layout)
     : problem_(problem),
       engine_(engine),
       staging_(staging),
@@ -20,41 +28,37 @@ BlockScores::BlockScores(const Problem& problem, const simd::Engine& engine,
   const size_t element = SizeOf(engine.accumulator);
   const size_t queries = static_cast<size_t>(largest.queries);
   const size_t scores = queries * static_cast<size_t>(largest.keys) * element;
-  tiles_ = carver->Take<simd::TileState>(static_cast<size_t>(
+  tiles_ = layout->Take<simd::TileState>(static_cast<size_t>(
       tile_stride_ * (CeilDiv(largest.keys, simd::kTileKeys) + 1)));
-  visible_begin_ = carver->Take(queries * element);
-  visible_end_ = carver->Take(queries * element);
-  position_ = carver->Take(positions_ ? queries * element : 0);
+  visible_begin_ = layout->Take(queries * element);
+  visible_end_ = layout->Take(queries * element);
+  position_ = layout->Take(positions_ ? queries * element : 0);
   if (problem.options.bias.given() && !engine.streams_scores) {
-    bias_ = carver->Take(scores);
+    bias_ = layout->Take(scores);
   }
   if (problem.options.dropout_p > 0.0) {
     dropout_ =
-        carver->Take(engine.dropout_bits ? scores / (8 * element) : scores);
+        layout->Take(engine.dropout_bits ? scores / (8 * element) : scores);
   }
 }
 
-simd::StagedShape BlockScores::Shape(const BlockPlace& place) const {
-  return {place.queries.size(), place.keys.size(), place.padded_queries,
-          place.padded_keys, engine_.query_panel};
-}
-
-BlockScores::TileSum BlockScores::FindTiles(const BlockPlace& place,
-                                            bool in_range, bool reach_ends) {
+BlockScores::TileSum BlockScores::FindTiles(const PairRows& pair, bool in_range,
+                                            bool reach_ends) {
   using simd::TileState;
-  const Mask& mask = problem_.sequences[place.sequence].mask;
-  const int64_t columns = CeilDiv(place.padded_queries, simd::kTileQueries);
-  const int64_t rows = CeilDiv(place.padded_keys, simd::kTileKeys);
+  const Mask& mask = problem_.sequences[pair.queries.sequence].mask;
+  const int64_t columns = CeilDiv(pair.queries.padded, simd::kTileQueries);
+  const int64_t rows = CeilDiv(pair.keys.padded, simd::kTileKeys);
   TileSum sum;
   for (int64_t c = 0; c < columns; ++c) {
-    const int64_t q = place.queries.begin + c * simd::kTileQueries;
+    const int64_t q = pair.queries.begin() + c * simd::kTileQueries;
     const Interval queries = {
-        q, std::min(q + simd::kTileQueries, place.queries.end)};
+        q, std::min(q + simd::kTileQueries, pair.queries.rows.end)};
     const bool by_bias = bias_tiles_.known() && !queries.empty();
     const TileState* const of_bias =
-        by_bias ? bias_tiles_.Row(place.sequence, place.head, q) : nullptr;
+        by_bias ? bias_tiles_.Row(pair.queries.sequence, pair.queries.head, q)
+                : nullptr;
     for (int64_t r = 0; r < rows; ++r) {
-      const int64_t k = place.keys.begin + r * simd::kTileKeys;
+      const int64_t k = pair.keys.begin() + r * simd::kTileKeys;
       TileState state = in_range && !queries.empty()
                             ? TileState::kVisible
                             : mask.State(queries, {k, k + simd::kTileKeys});
@@ -65,7 +69,7 @@ BlockScores::TileSum BlockScores::FindTiles(const BlockPlace& place,
         if (MasksByTiles()) state = std::min(state, shown);
       }
       if (reach_ends && state != TileState::kHidden &&
-          alibi_reach_.Hides(place.sequence, place.head, q, k)) {
+          alibi_reach_.Hides(pair.queries.sequence, pair.queries.head, q, k)) {
         state = TileState::kHidden;
       }
       tiles_[r * tile_stride_ + c] = state;
@@ -76,31 +80,32 @@ BlockScores::TileSum BlockScores::FindTiles(const BlockPlace& place,
   return sum;
 }
 
-simd::RowsAhead BlockScores::BiasAhead(const BlockPlace& place) const {
-  const Interval& queries = place.next_queries;
-  const Interval& keys = place.next_keys;
-  const Sequence& sequence = problem_.sequences[place.sequence];
-  if (queries.empty() || keys.empty() ||
-      sequence.mask.State(queries, keys) == simd::TileState::kHidden) {
+simd::RowsAhead BlockScores::BiasAhead(const PairRows& next) const {
+  const Interval& queries = next.queries.rows;
+  const Interval& keys = next.keys.rows;
+  if (queries.empty() || keys.empty()) return {};
+  const Sequence& sequence = problem_.sequences[next.queries.sequence];
+  if (sequence.mask.State(queries, keys) == simd::TileState::kHidden) {
     return {};
   }
-  const simd::ScoreMatrix next =
-      MatrixOf(problem_.options.bias, sequence.batch, place.next_head,
+  const simd::ScoreMatrix bias =
+      MatrixOf(problem_.options.bias, sequence.batch, next.queries.head,
                queries.begin, keys.begin);
-  if (next.key_stride != 1 || next.query_stride == 0) return {};
-  const int64_t element = static_cast<int64_t>(SizeOf(next.dtype));
-  return {static_cast<const char*>(next.data), next.query_stride * element,
+  if (bias.key_stride != 1 || bias.query_stride == 0) return {};
+  const int64_t element = static_cast<int64_t>(SizeOf(bias.dtype));
+  return {static_cast<const char*>(bias.data), bias.query_stride * element,
           queries.size(), keys.size() * element};
 }
 
 template <typename T>
-bool BlockScores::PrepareAs(const BlockPlace& place, simd::Block* block) {
-  const Sequence& sequence = problem_.sequences[place.sequence];
+bool BlockScores::PrepareAs(const PairRows& pair, const PairRows& next,
+                            simd::Block* block) {
+  const Sequence& sequence = problem_.sequences[pair.queries.sequence];
   const Mask& mask = sequence.mask;
   const AttentionOptions& options = problem_.options;
-  const int64_t k0 = place.keys.begin;
-  block->keys = place.padded_keys;
-  block->queries = place.padded_queries;
+  const int64_t k0 = pair.keys.begin();
+  block->keys = pair.keys.padded;
+  block->queries = pair.queries.padded;
   block->head_dim = problem_.head_dim;
   block->value_dim = problem_.value_dim;
   block->tiles = nullptr;
@@ -108,18 +113,19 @@ bool BlockScores::PrepareAs(const BlockPlace& place, simd::Block* block) {
   score = simd::ScoreOptions();
   score.scale = problem_.scale;
   score.softcap = options.softcap;
-  score.staged_key_rows = place.padded_keys;
+  score.staged_key_rows = pair.keys.padded;
 
   // Most blocks of a long sequence are all visible: one look settles them.
   const simd::TileState whole =
-      mask.State(place.queries, {k0, k0 + place.padded_keys});
+      mask.State(pair.queries.rows, {k0, k0 + pair.keys.padded});
   if (whole == simd::TileState::kHidden) return false;
   bool bias_matters = options.bias.given();
-  const bool reach_ends = alibi_reach_.MayHide(place.sequence, place.head,
-                                               place.queries, place.keys);
+  const bool reach_ends =
+      alibi_reach_.MayHide(pair.queries.sequence, pair.queries.head,
+                           pair.queries.rows, pair.keys.rows);
   if (whole != simd::TileState::kVisible || bias_tiles_.known() || reach_ends) {
     const TileSum sum =
-        FindTiles(place, whole == simd::TileState::kVisible, reach_ends);
+        FindTiles(pair, whole == simd::TileState::kVisible, reach_ends);
     if (sum.hidden) return false;
     bias_matters &= !bias_tiles_.is_mask() || sum.some_by_bias;
     if (!sum.all_visible) {
@@ -127,15 +133,15 @@ bool BlockScores::PrepareAs(const BlockPlace& place, simd::Block* block) {
       block->tile_stride = tile_stride_;
       T* begin = static_cast<T*>(visible_begin_);
       T* end = static_cast<T*>(visible_end_);
-      for (int64_t i = 0; i < place.padded_queries; ++i) {
+      for (int64_t i = 0; i < pair.queries.padded; ++i) {
         Interval keys;
-        if (i < place.queries.size()) {
-          keys = mask.Keys(place.queries.begin + i);
+        if (i < pair.queries.size()) {
+          keys = mask.Keys(pair.queries.begin() + i);
         }
         begin[i] = static_cast<T>(
-            std::clamp<int64_t>(keys.begin - k0, 0, place.padded_keys));
+            std::clamp<int64_t>(keys.begin - k0, 0, pair.keys.padded));
         end[i] = static_cast<T>(
-            std::clamp<int64_t>(keys.end - k0, 0, place.padded_keys));
+            std::clamp<int64_t>(keys.end - k0, 0, pair.keys.padded));
       }
       score.visible_begin = begin;
       score.visible_end = end;
@@ -143,30 +149,34 @@ bool BlockScores::PrepareAs(const BlockPlace& place, simd::Block* block) {
   }
   if (positions_) {
     T* position = static_cast<T*>(position_);
-    const int64_t shift = mask.nk() - mask.nq() - k0 + place.queries.begin;
-    for (int64_t i = 0; i < place.padded_queries; ++i) {
+    const int64_t shift = mask.nk() - mask.nq() - k0 + pair.queries.begin();
+    for (int64_t i = 0; i < pair.queries.padded; ++i) {
       position[i] = static_cast<T>(shift + i);
     }
-    score.alibi_slope = AlibiSlope(problem_, place.sequence, place.head);
+    score.alibi_slope =
+        AlibiSlope(problem_, pair.queries.sequence, pair.queries.head);
     score.query_position = position;
   }
   if (bias_matters) {
-    const simd::ScoreMatrix matrix = MatrixOf(
-        options.bias, sequence.batch, place.head, place.queries.begin, k0);
+    const simd::ScoreMatrix matrix =
+        MatrixOf(options.bias, sequence.batch, pair.queries.head,
+                 pair.queries.begin(), k0);
     if (MasksByTiles()) {
-      score.mask_stream = {&staging_, matrix, place.queries.size(),
-                           place.keys.size(), false};
+      score.mask_stream = {&staging_, matrix, pair.queries.size(),
+                           pair.keys.size(), false};
     } else if (engine_.streams_scores) {
-      score.bias_stream = {&staging_, matrix, place.queries.size(),
-                           place.keys.size(), false};
+      score.bias_stream = {&staging_, matrix, pair.queries.size(),
+                           pair.keys.size(), false};
       // What the scan has not told. Tiles that it has were looked at.
-      if (!bias_tiles_.known() && !AnyVisible(matrix, Shape(place))) {
+      if (!bias_tiles_.known() &&
+          !AnyVisible(matrix, StagedShapeOf(pair, engine_))) {
         return false;
       }
     } else {
-      if (!staging_.stage_bias(matrix, Shape(place), bias_)) return false;
+      if (!staging_.stage_bias(matrix, StagedShapeOf(pair, engine_), bias_))
+        return false;
       score.bias = bias_;
-      score.bias_ahead = BiasAhead(place);
+      score.bias_ahead = BiasAhead(next);
     }
   }
   if (dropout_ != nullptr) {
@@ -175,30 +185,33 @@ bool BlockScores::PrepareAs(const BlockPlace& place, simd::Block* block) {
     dropout.scale = problem_.dropout_scale;
     dropout.seed = options.philox_seed;
     const uint64_t batch_head =
-        static_cast<uint64_t>(place.sequence) * problem_.q_heads + place.head;
+        static_cast<uint64_t>(pair.queries.sequence) * problem_.q_heads +
+        pair.queries.head;
     dropout.query_stride = static_cast<uint64_t>(problem_.max_nk);
     dropout.first = options.philox_offset +
-                    (batch_head * problem_.max_nq + place.queries.begin) *
+                    (batch_head * problem_.max_nq + pair.queries.begin()) *
                         dropout.query_stride +
                     k0;
     if (stream_dropout_ &&
-        dropout.by_lanes(place.queries.size(), place.keys.size())) {
+        dropout.by_lanes(pair.queries.size(), pair.keys.size())) {
       score.dropout_stream = dropout;
       score.dropout_scale = dropout.scale;
       return true;
     }
     const auto stage = engine_.dropout_bits ? staging_.stage_dropout_bits
                                             : staging_.stage_dropout;
-    stage(dropout, Shape(place), dropout_);
+    stage(dropout, StagedShapeOf(pair, engine_), dropout_);
     score.dropout = dropout_;
     score.dropout_scale = dropout.scale;
   }
   return true;
 }
 
-bool BlockScores::Prepare(const BlockPlace& place, simd::Block* block) {
-  return engine_.accumulator == DType::kF64 ? PrepareAs<double>(place, block)
-                                            : PrepareAs<float>(place, block);
+bool BlockScores::Prepare(const PairRows& pair, const PairRows& next,
+                          simd::Block* block) {
+  return engine_.accumulator == DType::kF64
+             ? PrepareAs<double>(pair, next, block)
+             : PrepareAs<float>(pair, next, block);
 }
 
 }  // namespace fa2::attention

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "src/attention/call/problem.h"
+#include "src/attention/schedule/blocks.h"
 #include "src/attention/scores/alibi_reach.h"
 #include "src/attention/scores/bias_tiles.h"
 #include "src/simd/engine.h"
@@ -14,21 +15,9 @@
 
 namespace fa2::attention {
 
-// Rows of one block: the sequence's queries and keys, and both padded to the
-// engine's panels.
-struct BlockPlace {
-  int64_t sequence = 0;
-  int64_t head = 0;  // query head
-  Interval queries;
-  Interval keys;
-  int64_t padded_queries = 0;
-  int64_t padded_keys = 0;
-  // The block of the same sequence that comes next, if any does: its bias is
-  // asked for in good time.
-  int64_t next_head = 0;
-  Interval next_queries;
-  Interval next_keys;
-};
+// How arrays of the scores of a block pair are staged.
+simd::StagedShape StagedShapeOf(const PairRows& pair,
+                                const simd::Engine& engine);
 
 // One worker's buffers. `largest` bounds every block.
 class BlockScores {
@@ -36,25 +25,25 @@ class BlockScores {
   BlockScores(const Problem& problem, const simd::Engine& engine,
               const simd::StagingKernels& staging, const BiasTiles& bias_tiles,
               const AlibiReach& alibi_reach, const simd::BlockSizes& largest,
-              bool want_alibi_gradient, Carver* carver);
+              bool want_alibi_gradient, threading::ScratchLayout* layout);
 
   // Fills everything of `block` but the operands and the engine's scratch;
-  // false when no element is visible.
-  bool Prepare(const BlockPlace& place, simd::Block* block);
-
-  simd::StagedShape Shape(const BlockPlace& place) const;
+  // false when no element is visible. The bias of `next`, the pair that the
+  // worker comes to next (empty: none), is prefetched meanwhile.
+  bool Prepare(const PairRows& pair, const PairRows& next, simd::Block* block);
 
  private:
   template <typename T>
-  bool PrepareAs(const BlockPlace& place, simd::Block* block);
+  bool PrepareAs(const PairRows& pair, const PairRows& next,
+                 simd::Block* block);
 
   // The bias is a mask, which the engine reads where tiles are kPartial.
   bool MasksByTiles() const {
     return engine_.streams_scores && bias_tiles_.is_mask();
   }
 
-  // What the block after `place` will stage of its bias.
-  simd::RowsAhead BiasAhead(const BlockPlace& place) const;
+  // What `next` will stage of its bias.
+  simd::RowsAhead BiasAhead(const PairRows& next) const;
 
   // What the tiles of a block are.
   struct TileSum {
@@ -64,7 +53,7 @@ class BlockScores {
   };
   // `in_range`: every query sees all keys, but for bias. `reach_ends`:
   // AlibiReach may hide some.
-  TileSum FindTiles(const BlockPlace& place, bool in_range, bool reach_ends);
+  TileSum FindTiles(const PairRows& pair, bool in_range, bool reach_ends);
 
   const Problem& problem_;
   const simd::Engine& engine_;

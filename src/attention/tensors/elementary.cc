@@ -86,9 +86,9 @@ Status AttentionDelta(const ConstTensorView& out, const ConstTensorView& dout,
       const int64_t h = item / chunks % out.sizes[1];
       const int64_t first = item % chunks * kDeltaRows;
       const int64_t count = std::min(kDeltaRows, n - first);
-      kernels->dot(ContiguousRows(out, b, h, first, count, mine),
-                   ContiguousRows(dout, b, h, first, count, mine + rows_bytes),
-                   sums);
+      kernels->dot(
+          ContiguousRows(out, {b, h, first, count}, mine),
+          ContiguousRows(dout, {b, h, first, count}, mine + rows_bytes), sums);
       kernels->store(sums, 1, count, 1, 1.0, nullptr, false,
                      {At(delta, b, h, first), delta.dtype, delta.strides[2]});
     });

@@ -27,6 +27,16 @@ void Scatter(const char* from, int64_t stride, int64_t step, int64_t rows,
 
 }  // namespace
 
+TensorRows QueryTensorRows(const Problem& problem, const BlockRows& block) {
+  const Sequence& s = problem.sequences[static_cast<size_t>(block.sequence)];
+  return {s.batch, block.head, s.q_begin + block.begin(), block.size()};
+}
+
+TensorRows KeyTensorRows(const Problem& problem, const BlockRows& block) {
+  const Sequence& s = problem.sequences[static_cast<size_t>(block.sequence)];
+  return {s.batch, block.head, s.k_begin + block.begin(), block.size()};
+}
+
 bool LeaveCaches(std::initializer_list<ConstTensorView> outputs, int workers) {
   int64_t bytes = 0;
   for (const ConstTensorView& output : outputs) {
@@ -41,7 +51,7 @@ bool LeaveCaches(std::initializer_list<ConstTensorView> outputs, int workers) {
 RowBuffers::RowBuffers(std::initializer_list<ConstTensorView> tensors,
                        bool non_temporal, const simd::Engine& engine,
                        const simd::RowKernels& kernels, int64_t largest_block,
-                       Carver* carver)
+                       threading::ScratchLayout* layout)
     : engine_(engine), kernels_(kernels), non_temporal_(non_temporal) {
   int64_t depth = 1;
   size_t copied_row = 0;  // bytes
@@ -53,85 +63,92 @@ RowBuffers::RowBuffers(std::initializer_list<ConstTensorView> tensors,
     }
   }
   for (std::byte*& gathered : gathered_) {
-    gathered = carver->Take(static_cast<size_t>(largest_block) * copied_row);
+    gathered = layout->Take(static_cast<size_t>(largest_block) * copied_row);
   }
-  rows_ = carver->Take(static_cast<size_t>(kUnpackRows * depth) *
+  rows_ = layout->Take(static_cast<size_t>(kUnpackRows * depth) *
                        SizeOf(engine.accumulator));
-  narrowed_ = carver->Take(kUnpackRows * copied_row);
+  narrowed_ = layout->Take(kUnpackRows * copied_row);
 }
 
-simd::Rows ContiguousRows(const ConstTensorView& view, int64_t batch,
-                          int64_t head, int64_t first, int64_t count,
+simd::Rows ContiguousRows(const ConstTensorView& view, const TensorRows& at,
                           void* gathered) {
-  simd::Rows rows = RowsOf(view, batch, head, first, count);
+  simd::Rows rows = RowsOf(view, at);
   if (HasContiguousRows(view)) return rows;
   const size_t element = SizeOf(view.dtype);
   const int64_t bytes = static_cast<int64_t>(element);
   Gather(static_cast<const char*>(rows.data), rows.stride * bytes,
-         view.strides[3] * bytes, count, rows.depth, element,
+         view.strides[3] * bytes, at.count, rows.depth, element,
          static_cast<char*>(gathered));
   rows.data = gathered;
   rows.stride = rows.depth;
   return rows;
 }
 
-void RowBuffers::Store(const Parts& parts, Kind kind, int64_t block_rows,
-                       int64_t count, double factor, const void* row_factor,
-                       bool add, const TensorView& out, int64_t batch,
-                       int64_t head, int64_t first) const {
+bool RowBuffers::StoreInOnePass(const AccumulatorSum& sum,
+                                const RowScale& scale,
+                                const StoredRows& to) const {
+  const simd::Engine::StoreBf16 store = sum.kind == AccumulatorSum::Kind::kKeys
+                                            ? engine_.store_key_rows
+                                            : engine_.store_query_rows;
+  if (sum.count == 0 || store == nullptr || to.accumulate ||
+      to.tensor.dtype != DType::kBF16 || !HasContiguousRows(to.tensor)) {
+    return false;
+  }
+  store(sum.partials, sum.count, to.tensor.sizes[3], to.rows.count,
+        static_cast<float>(scale.factor), scale.row_factor,
+        {At(to.tensor, to.rows.batch, to.rows.head, to.rows.first),
+         to.tensor.dtype, to.tensor.strides[2], non_temporal_});
+  return true;
+}
+
+void RowBuffers::Store(const AccumulatorSum& sum, const RowScale& scale,
+                       const StoredRows& to) const {
+  const TensorView& out = to.tensor;
   const int64_t depth = out.sizes[3];
   if (depth == 0) return;
-  void* const accumulator = parts.data[0];
-  if (accumulator == nullptr && add) return;
-  const size_t wide = SizeOf(engine_.accumulator);
-  const size_t element = SizeOf(out.dtype);
-  const int64_t bytes = static_cast<int64_t>(element);
-  const bool contiguous = HasContiguousRows(out);
-  const bool keys = kind == Kind::kKeys;
-  const simd::Engine::StoreBf16 store =
-      keys ? engine_.store_key_rows : engine_.store_query_rows;
-  if (accumulator != nullptr && store != nullptr && contiguous && !add &&
-      out.dtype == DType::kBF16) {
-    store(parts.data, parts.count, depth, count, static_cast<float>(factor),
-          row_factor,
-          {At(out, batch, head, first), out.dtype, out.strides[2],
-           non_temporal_});
-    return;
-  }
+  if (sum.count == 0 && to.accumulate) return;
+  if (StoreInOnePass(sum, scale, to)) return;
+  const bool keys = sum.kind == AccumulatorSum::Kind::kKeys;
   const auto unpack =
       keys ? engine_.unpack_key_rows : engine_.unpack_query_rows;
-  if (accumulator == nullptr) {
+  const size_t wide = SizeOf(engine_.accumulator);
+  void* const accumulator = sum.partials[0];
+  if (sum.count == 0) {
     memset(rows_, 0, static_cast<size_t>(kUnpackRows * depth) * wide);
   }
-  for (int i = 1; i < parts.count; ++i) {
-    const size_t size =
-        keys ? engine_.key_accumulator_bytes(block_rows, depth)
-             : engine_.query_accumulator_bytes(block_rows, depth);
-    kernels_.add(accumulator, parts.data[i], static_cast<int64_t>(size / wide));
+  for (int i = 1; i < sum.count; ++i) {
+    const size_t size = keys ? engine_.key_accumulator_bytes(sum.rows, depth)
+                             : engine_.query_accumulator_bytes(sum.rows, depth);
+    kernels_.add(accumulator, sum.partials[i],
+                 static_cast<int64_t>(size / wide));
   }
-  for (int64_t r = 0; r < count; r += kUnpackRows) {
-    const int64_t rows = std::min(kUnpackRows, count - r);
-    if (accumulator != nullptr) {
-      unpack(accumulator, block_rows, depth, r, rows, rows_, depth);
+  const size_t element = SizeOf(out.dtype);
+  const int64_t row_step = out.strides[2] * static_cast<int64_t>(element);
+  const int64_t step = out.strides[3] * static_cast<int64_t>(element);
+  for (int64_t r = 0; r < to.rows.count; r += kUnpackRows) {
+    const int64_t rows = std::min(kUnpackRows, to.rows.count - r);
+    if (sum.count != 0) {
+      unpack(accumulator, sum.rows, depth, r, rows, rows_, depth);
     }
-    const void* factors = row_factor == nullptr
-                              ? nullptr
-                              : static_cast<const char*>(row_factor) + r * wide;
-    char* to = At(out, batch, head, first + r);
-    if (contiguous) {
-      kernels_.store(rows_, depth, rows, depth, factor, factors, add,
-                     {to, out.dtype, out.strides[2]});
-    } else {
-      char* narrowed = reinterpret_cast<char*>(narrowed_);
-      if (add) {
-        Gather(to, out.strides[2] * bytes, out.strides[3] * bytes, rows, depth,
-               element, narrowed);
-      }
-      kernels_.store(rows_, depth, rows, depth, factor, factors, add,
-                     {narrowed, out.dtype, depth});
-      Scatter(narrowed, out.strides[2] * bytes, out.strides[3] * bytes, rows,
-              depth, element, to);
+    const void* const row_factor =
+        scale.row_factor == nullptr
+            ? nullptr
+            : static_cast<const char*>(scale.row_factor) + r * wide;
+    const auto store = [&](void* data, int64_t stride) {
+      kernels_.store(rows_, depth, rows, depth, scale.factor, row_factor,
+                     to.accumulate, {data, out.dtype, stride});
+    };
+    char* const first = At(out, to.rows.batch, to.rows.head, to.rows.first + r);
+    if (HasContiguousRows(out)) {
+      store(first, out.strides[2]);
+      continue;
     }
+    char* const narrowed = reinterpret_cast<char*>(narrowed_);
+    if (to.accumulate) {
+      Gather(first, row_step, step, rows, depth, element, narrowed);
+    }
+    store(narrowed, depth);
+    Scatter(narrowed, row_step, step, rows, depth, element, first);
   }
 }
 

@@ -2,6 +2,7 @@
 #ifndef FA2_SRC_ATTENTION_TENSORS_ROW_BUFFERS_H_
 #define FA2_SRC_ATTENTION_TENSORS_ROW_BUFFERS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 
@@ -17,17 +18,45 @@ inline bool HasContiguousRows(const ConstTensorView& view) {
   return view.strides[3] == 1 || view.sizes[3] <= 1;
 }
 
-// Rows [first, first + count) of a head; copied to `gathered` (dense, the
-// view's dtype) when its rows are not contiguous.
-simd::Rows ContiguousRows(const ConstTensorView& view, int64_t batch,
-                          int64_t head, int64_t first, int64_t count,
+// The rows of a block of queries, or of keys, in the tensors that hold them.
+TensorRows QueryTensorRows(const Problem& problem, const BlockRows& block);
+TensorRows KeyTensorRows(const Problem& problem, const BlockRows& block);
+
+// Rows of a tensor; copied to `gathered` (dense, the view's dtype) when they
+// are not contiguous.
+simd::Rows ContiguousRows(const ConstTensorView& view, const TensorRows& at,
                           void* gathered);
 
 // Whether `outputs`, those that are given, will have left the caches of
 // `workers` cores when they are read next. 4 MiB a core is twice an L2 (AMX,
-// one thread: with 6 MiB written past the caches the backward gains 4%, with
+// one thread: with 6 MiB of non-temporal stores the backward gains 4%, with
 // 0.75 MiB it loses 2%, with 48 KiB 10%).
 bool LeaveCaches(std::initializer_list<ConstTensorView> outputs, int workers);
+
+// The accumulator of a block: the sum, in order, of `count` partials; none:
+// zeros.
+struct AccumulatorSum {
+  enum class Kind { kKeys, kQueries };
+  Kind kind = Kind::kQueries;
+  int64_t rows = 0;  // of the block, padded to panels
+  void* partials[std::max(kMaxKeySplits, kMaxGroupSplits)] = {};
+  int count = 0;
+
+  void Add(void* partial) { partials[count++] = partial; }
+};
+
+// What its rows are multiplied with before they are rounded.
+struct RowScale {
+  double factor = 1.0;
+  const void* row_factor = nullptr;  // [row], of the accumulator's type
+};
+
+// Where they go.
+struct StoredRows {
+  TensorView tensor;
+  TensorRows rows;
+  bool accumulate = false;  // add to what is there
+};
 
 // One worker's buffers for tensors whose rows are not contiguous, and for
 // accumulator rows on their way out.
@@ -38,34 +67,29 @@ class RowBuffers {
 
   // `tensors`: all that Read and Store are called with. Most calls have none
   // whose rows would need copying, and then there is nothing to copy to.
-  // `non_temporal`: what Store writes will have left them when it is read next.
+  // `non_temporal`: what Store writes will have left the caches when it is read
+  // next.
   RowBuffers(std::initializer_list<ConstTensorView> tensors, bool non_temporal,
              const simd::Engine& engine, const simd::RowKernels& kernels,
-             int64_t largest_block, Carver* carver);
+             int64_t largest_block, threading::ScratchLayout* layout);
 
-  // Rows [first, first + count) of a head, copied when not contiguous: at most
-  // two such results are valid at a time (`slot` 0 and 1).
-  simd::Rows Read(const ConstTensorView& view, int64_t batch, int64_t head,
-                  int64_t first, int64_t count, int slot = 0) const {
-    return ContiguousRows(view, batch, head, first, count, gathered_[slot]);
+  // Rows of a tensor, copied when not contiguous: at most two such results are
+  // valid at a time (`buffer` 0 and 1).
+  simd::Rows Read(const ConstTensorView& view, const TensorRows& at,
+                  int buffer = 0) const {
+    return ContiguousRows(view, at, gathered_[buffer]);
   }
 
-  // Stores rows [0, count) of a key or query accumulator of a block of
-  // `block_rows` rows, times `factor` and row_factor[row] (or nullptr). The
-  // accumulator is the sum of `parts`, in order, and may be left in the first;
-  // none: zeros.
-  enum class Kind { kKeys, kQueries };
-  struct Parts {
-    void* data[std::max(kMaxSplits, kMaxParts)] = {};
-    int count = 0;
-    void Add(void* part) { data[count++] = part; }
-  };
-  void Store(const Parts& parts, Kind kind, int64_t block_rows, int64_t count,
-             double factor, const void* row_factor, bool add,
-             const TensorView& out, int64_t batch, int64_t head,
-             int64_t first) const;
+  // Scales, rounds and stores the first rows of a sum, which may be left in the
+  // first of its partials.
+  void Store(const AccumulatorSum& sum, const RowScale& scale,
+             const StoredRows& to) const;
 
  private:
+  // The same in one pass, where the engine has one for these rows.
+  bool StoreInOnePass(const AccumulatorSum& sum, const RowScale& scale,
+                      const StoredRows& to) const;
+
   const simd::Engine& engine_;
   const simd::RowKernels& kernels_;
   const bool non_temporal_;

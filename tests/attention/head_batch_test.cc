@@ -1,5 +1,5 @@
-// Batches of many heads and sequences, which go through the workspace in waves:
-// of all threads, or of one thread each, who must agree bit for bit.
+// Batches of many heads and sequences, which go through the workspace in head
+// batches: of all threads, or of one thread each, who must agree bit for bit.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -27,7 +27,7 @@ AttentionCase Batch(DType dtype) {
   return c;
 }
 
-class AttentionWaves : public testing::Test {
+class AttentionHeadBatches : public testing::Test {
  protected:
   void Expect(const AttentionCase& c) { ExpectAttention(c, contexts_.list()); }
 
@@ -35,7 +35,7 @@ class AttentionWaves : public testing::Test {
   const Contexts contexts_{{1, 2, 3, 6, 16}};
 };
 
-TEST_F(AttentionWaves, Dense) {
+TEST_F(AttentionHeadBatches, Dense) {
   for (const DType dtype : kTypes) {
     AttentionCase c = Batch(dtype);
     Expect(c);
@@ -45,7 +45,7 @@ TEST_F(AttentionWaves, Dense) {
   }
 }
 
-TEST_F(AttentionWaves, Packed) {
+TEST_F(AttentionHeadBatches, Packed) {
   for (const DType dtype : kTypes) {
     AttentionCase c = Batch(dtype);
     c.batch = 1;
@@ -67,7 +67,7 @@ TEST_F(AttentionWaves, Packed) {
 }
 
 // What is summed over heads, sequences and keys, and what is read by them.
-TEST_F(AttentionWaves, Options) {
+TEST_F(AttentionHeadBatches, Options) {
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
     AttentionCase c = Batch(dtype);
     c.dlse = true;
@@ -82,7 +82,7 @@ TEST_F(AttentionWaves, Options) {
   }
 }
 
-TEST_F(AttentionWaves, BiasGradient) {
+TEST_F(AttentionHeadBatches, BiasGradient) {
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
     AttentionCase c = Batch(dtype);
     c.bias = dtype;
@@ -98,15 +98,15 @@ TEST_F(AttentionWaves, BiasGradient) {
   }
 }
 
-// Groups of heads that AMX cuts into parts, all and some of seven heads, with a
-// partial of dK and dV each.
-TEST_F(AttentionWaves, PartsOfGroups) {
+// Groups of heads that AMX cuts into splits, all and some of seven heads, with
+// a partial of dK and dV each.
+TEST_F(AttentionHeadBatches, GroupSplits) {
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
     AttentionCase c;
     c.dtype = dtype;
     c.kv_heads = 2;
     c.heads = 14;
-    c.nq = c.nk = 130;  // 9 items: four parts
+    c.nq = c.nk = 130;  // 9 items: four splits
     c.head_dim = c.value_dim = 64;
     Expect(c);
     if (CasesOfSixteen() < 16) continue;
@@ -135,8 +135,8 @@ TEST_F(AttentionWaves, PartsOfGroups) {
 }
 
 // More packed queries of one kv head than caches hold, 16 MiB (8 MiB but for
-// AMX): who has a wave for itself passes all keys by one run of them after
-// another.
+// AMX): who has a head batch for itself passes all keys by one superblock of
+// them after another.
 AttentionCase ManyQueries(DType dtype) {
   AttentionCase c;
   c.dtype = dtype;
@@ -147,13 +147,13 @@ AttentionCase ManyQueries(DType dtype) {
   return c;
 }
 
-TEST_F(AttentionWaves, ManyQueriesOfAKvHead) {
+TEST_F(AttentionHeadBatches, ManyQueriesOfAKvHead) {
   for (const DType dtype : kTypes) {
     // f64 has the fewest rows.
     if (CasesOfSixteen() < 16 && dtype != DType::kF64) continue;
     AttentionCase c = ManyQueries(dtype);
     c.causal = Causal::kBottomRight;
-    // Among so many sequences AMX cuts no heads into parts.
+    // Among so many sequences AMX splits no groups.
     AttentionCase packed = c;
     packed.lengths_q.assign(16, 2);
     packed.lengths_k.assign(16, 3);
@@ -168,15 +168,15 @@ TEST_F(AttentionWaves, ManyQueriesOfAKvHead) {
     c.bias = dtype;
     c.want_dbias = true;
     Expect(c);
-    // Sums over keys, which splits keep apart.
+    // Sums over keys, which key splits keep apart.
     c.bias_broadcast = {false, false, false, true};
     c.accumulate_dk = true;
     Expect(c);
   }
 }
 
-// The same where each of two threads has waves of its own.
-TEST(AttentionWavesAlone, ManyQueriesOfAKvHead) {
+// The same where each of two threads has head batches of its own.
+TEST(AttentionHeadBatchesAlone, ManyQueriesOfAKvHead) {
   if (CasesOfSixteen() < 16) GTEST_SKIP() << "4 million queries' elements";
   AttentionCase c = ManyQueries(DType::kF64);
   c.heads = 8;

@@ -1,0 +1,87 @@
+#include "src/attention/backward/row_statistics.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace fa2::attention {
+namespace {
+
+// Calls take(i, value) for the block's rows of a statistic.
+template <typename T, class Take>
+void ForValues(const Problem& problem, const ConstTensorView& view,
+               const BlockRows& queries, const Take& take) {
+  const RowStart start = StatisticsStart(problem, view, queries.sequence);
+  const char* at =
+      At(view, start.batch, queries.head, start.row + queries.begin());
+  const int64_t step = view.strides[2] * static_cast<int64_t>(sizeof(T));
+  for (int64_t i = 0; i < queries.size(); ++i, at += step) {
+    T value;
+    memcpy(&value, at, sizeof(value));
+    take(i, value);
+  }
+}
+
+template <typename T>
+void AddSinkTerms(const BackwardState& call, const BlockRows& queries,
+                  const T* lse, const T* delta) {
+  float sink;
+  memcpy(&sink, At(call.problem.options.sinks, 0, queries.head, 0),
+         sizeof(sink));
+  const Mask& mask = call.problem.sequences[queries.sequence].mask;
+  for (int64_t i = 0; i < queries.size(); ++i) {
+    const int64_t query = queries.begin() + i;
+    // A row that sees no key leaves all its probability to the sink, whatever
+    // its lse says.
+    const double p =
+        mask.Keys(query).empty()
+            ? 1.0
+            : std::exp(static_cast<double>(sink) - static_cast<double>(lse[i]));
+    call.buffers.small.SinkTerm(queries.sequence, queries.head, query) -=
+        p * static_cast<double>(delta[i]);
+  }
+}
+
+template <typename T>
+void PrepareAs(const BackwardState& call, const WorkerBuffers& worker,
+               const BlockRows& queries, const QueryOperands& to) {
+  const AttentionBackwardArgs& args = call.args;
+  T* const lse = reinterpret_cast<T*>(to.lse);
+  T* const delta = reinterpret_cast<T*>(to.delta);
+  if (args.delta.given()) {
+    ForValues<T>(call.problem, args.delta, queries,
+                 [&](int64_t i, T value) { delta[i] = value; });
+  } else {
+    const TensorRows at = QueryTensorRows(call.problem, queries);
+    call.row_kernels.dot(worker.rows.Read(args.out, at, 0),
+                         worker.rows.Read(args.dout, at, 1), delta);
+  }
+  ForValues<T>(call.problem, args.lse, queries,
+               [&](int64_t i, T value) { lse[i] = value; });
+  if (args.dlse.given()) {
+    ForValues<T>(call.problem, args.dlse, queries,
+                 [&](int64_t i, T value) { delta[i] -= value; });
+  }
+  // Padding: exp(S - inf) is 0, and so is dS.
+  for (int64_t i = queries.size(); i < queries.padded; ++i) {
+    lse[i] = std::numeric_limits<T>::infinity();
+    delta[i] = T(0);
+  }
+  if (call.buffers.small.wants_sinks()) {
+    AddSinkTerms(call, queries, lse, delta);
+  }
+}
+
+}  // namespace
+
+void PrepareRowStatistics(const BackwardState& call,
+                          const WorkerBuffers& worker, const BlockRows& queries,
+                          const QueryOperands& to) {
+  if (call.engine.accumulator == DType::kF64) {
+    PrepareAs<double>(call, worker, queries, to);
+  } else {
+    PrepareAs<float>(call, worker, queries, to);
+  }
+}
+
+}  // namespace fa2::attention

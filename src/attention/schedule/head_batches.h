@@ -1,0 +1,60 @@
+// Head batches: how the heads and sequences of a problem go through the
+// workspace.
+#ifndef FA2_SRC_ATTENTION_SCHEDULE_HEAD_BATCHES_H_
+#define FA2_SRC_ATTENTION_SCHEDULE_HEAD_BATCHES_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "src/attention/call/problem.h"
+
+namespace fa2::attention {
+
+// Heads of some sequences that are worked through together: by all workers, one
+// head batch after the other, or, where there are enough of them, by one worker
+// each, who then finds in its caches what it packed, and waits for nobody.
+struct HeadBatch {
+  Interval kv_heads;
+  Interval sequences;
+  Interval items;     // of the plan's list of tasks or items
+  double cost = 0.0;  // visible pairs
+};
+
+struct HeadBatches {
+  std::vector<HeadBatch> list;
+  bool alone = false;  // a worker each, longest first
+  // Of `all` threads those that work at one head batch.
+  int threads(int all) const { return alone ? 1 : all; }
+  // How many are worked through at a time, each in scratch memory of its own.
+  int in_flight(int workers) const { return alone ? workers : 1; }
+};
+
+// Items that a head batch is to have for each thread. The forward, which gains
+// less by head batches, wants more.
+inline constexpr double kBackwardBatchItems = 4.0;
+inline constexpr double kForwardBatchItems = 16.0;
+
+// The least that a head batch of `threads` threads is to have of a call that
+// has so many operations and, in each of `splits` splits of a kv head's group,
+// so many items, `wanted_items` of which each thread is to get: in kv heads
+// with all of their sequences, so that less than 1 is a part of the sequences.
+double LeastHeadBatch(const Problem& problem, double operations, int threads,
+                      double wanted_items, int64_t items, int64_t splits);
+
+// Whether `threads` threads are to take a head of a sequence each, and then the
+// next: where that leaves none of them idle for long. `pairs`: visible ones of
+// all sequences.
+bool TakeHeadsAlone(const Problem& problem, double pairs, int threads);
+
+// Adds the head batches of a problem of so many visible pairs to an empty list,
+// of at least `least` each, see LeastHeadBatch, and as equal as may be.
+void CutHeadBatches(const Problem& problem, double pairs, double least,
+                    std::vector<HeadBatch>* batches);
+
+// The longest first, where they are for one worker each. Their tasks or items
+// have been listed.
+void SortAlone(HeadBatches* batches);
+
+}  // namespace fa2::attention
+
+#endif  // FA2_SRC_ATTENTION_SCHEDULE_HEAD_BATCHES_H_
