@@ -57,7 +57,7 @@ struct AttentionCase {
 bool ParseCase(const std::string& name, AttentionCase* result,
                std::string* error);
 
-// "default": under two minutes; "full": the matrix of docs/performance.md;
+// "default": under two minutes; "full": all dtypes, head dims and lengths;
 // "fa2-paper": the setting of the FlashAttention-2 paper; "options": what each
 // option costs. Empty for another name.
 std::vector<AttentionCase> Suite(const std::string& name);

@@ -53,7 +53,7 @@ struct ScoreStream {
 };
 
 // Element (i, j) of the block is number `first + i * query_stride + j` of the
-// Philox4x32-10 stream of `seed` (seeds.md, system 3).
+// Philox4x32-10 stream of `seed` (AttentionOptions::dropout_p).
 struct DropoutBlock {
   double p = 0.0;
   double scale = 1.0;  // what a kept element is multiplied with

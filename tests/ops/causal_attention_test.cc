@@ -63,7 +63,7 @@ void Reference(const Shape& s, int64_t row0, const Array& q, const Array& k,
   }
 }
 
-// Relative L2 error of contract.md's precision classes; what an accumulated
+// Relative L2 error of the classes of fa2::Precision; what an accumulated
 // output held before is taken off, and its rounding allowed for.
 void ExpectClose(const char* name, const Array& actual, const Array* before,
                  const std::vector<double>& want) {

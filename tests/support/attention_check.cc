@@ -14,7 +14,7 @@
 namespace fa2::test {
 namespace {
 
-// Rounding errors of n sums grow as sqrt(n); contract.md's figures are for
+// Rounding errors of n sums grow as sqrt(n); fa2::Precision's figures are for
 // sums of a few thousand terms.
 constexpr double kTermsOfTheContract = 4096.0;
 

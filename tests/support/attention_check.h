@@ -18,7 +18,7 @@
 
 namespace fa2::test {
 
-// Relative L2 error that contract.md's precision classes allow.
+// Relative L2 error that the classes of fa2::Precision allow.
 struct Precisions {
   double sums;    // of results kept in f32 (f64 for f64)
   double stored;  // as sums, and rounded to the inputs' 16-bit type; else 0
