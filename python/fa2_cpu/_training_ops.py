@@ -1,15 +1,17 @@
 """The kernels of a training step beside attention, over arrays of any library.
 
-f32 or bf16 where nothing else is said; arithmetic is in f32 or better. Rows are the last dimension,
-whose elements must be contiguous; arrays have at most four dimensions.
+f32, bf16, f16 or f64 where nothing else is said; arithmetic is in f32 or better, in f64 for f64. Rows are
+the last dimension, whose elements must be contiguous. None of them is differentiable: a tensor of PyTorch that
+requires grad is a TypeError where fa2_cpu.torch has the function with its derivative.
 """
 
 from __future__ import annotations
 
 import operator
+import sys
 
 from fa2_cpu import _core
-from fa2_cpu._arrays import Array, Results, core_array, describe
+from fa2_cpu._arrays import Array, Results, _torch_tensor, core_array, describe
 
 
 def _flat(name: str, x: Array) -> Array:
@@ -25,6 +27,16 @@ def _rows(name: str, x: Array) -> Array:
     return x if len(shape) <= 4 else x.reshape(-1, shape[-1])
 
 
+def _refuse_gradients(function: str, **arrays: Array) -> None:
+    """TypeError for a tensor whose graph the result would leave without a word."""
+    for name, x in arrays.items():
+        if _torch_tensor(x) and x.requires_grad and sys.modules["torch"].is_grad_enabled():
+            raise TypeError(
+                f"{name} requires grad, and fa2_cpu.{function} is not differentiable; use fa2_cpu.torch.{function}, "
+                f"or pass {name}.detach()"
+            )
+
+
 def transpose_2d(x: Array) -> Array:
     """y[..., c, r] = x[..., r, c], dense. x [..., rows, cols], at least two dimensions, any dtype but bool."""
     dtype, shape = describe("x", x)
@@ -38,6 +50,7 @@ def transpose_2d(x: Array) -> Array:
 
 def softmax(x: Array) -> Array:
     """Softmax of each row. x [..., dim]; y has its shape and dtype."""
+    _refuse_gradients("softmax", x=x)
     dtype, shape = describe("x", x)
     results = Results(x)
     y = results.empty(shape, dtype)
@@ -61,6 +74,7 @@ def rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Array:
 
     x [..., dim]; weight [dim], dtype of x or f32; y has x's shape and dtype.
     """
+    _refuse_gradients("rms_norm", x=x, weight=weight)
     dtype, shape = describe("x", x)
     results = Results(x)
     y = results.empty(shape, dtype)
@@ -113,6 +127,7 @@ def cross_entropy(logits: Array, targets: Array, ignore_index: int = -100) -> tu
     target out of range is a ValueError that names its position and value. Where no position counts,
     both are 0.
     """
+    _refuse_gradients("cross_entropy", logits=logits)
     dtype, shape = describe("logits", logits)
     results = Results(logits)
     loss = results.empty((1,), "float32")

@@ -229,7 +229,21 @@ def test_wrong_calls_are_sentences():
         torch.autograd.grad(torch.autograd.grad(ft.softmax(x).square().sum(), x, create_graph=True)[0].sum(), x)
 
 
-def test_core_functions_take_the_new_dtypes(rng):
+def test_functions_without_derivative_refuse_gradients():
+    x, target = torch.randn(3, 4, requires_grad=True), torch.zeros(3, dtype=torch.int64)
+    for name, call in {
+        "rms_norm": lambda x: fa2.rms_norm(x, torch.ones(4)),
+        "softmax": fa2.softmax,
+        "cross_entropy": lambda x: fa2.cross_entropy(x, target),
+    }.items():
+        with pytest.raises(TypeError, match=f"requires grad, and fa2_cpu.{name} is not differentiable"):
+            call(x)
+        call(x.detach())
+        with torch.no_grad():
+            call(x)
+
+
+def test_core_functions_take_every_dtype(rng):
     import numpy as np
 
     for dtype in (np.float16, np.float64):
