@@ -178,3 +178,16 @@ def test_models_that_are_not_known():
     with fa2_cpu.hf.accelerate(model) as acceleration:
         assert acceleration.replaced == {"attention": ["fa2"]}
         assert "GPT2LMHeadModel is not among" in acceleration.skipped["loss"]
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen3", "Gemma3"])
+def test_autocast(name):
+    model = _model(name).train()
+    for batch in _batches(1):
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = model(**batch).loss
+            with fa2_cpu.hf.accelerate(model):
+                loss = model(**batch).loss
+        loss.backward()
+        assert loss.item() == pytest.approx(expected.item(), rel=2**-8)
+        assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
