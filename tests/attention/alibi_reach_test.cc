@@ -113,27 +113,26 @@ class Reach {
     const Problem& p = attention.problem;
     // In blocks of 96, as a plan might have them.
     for (int64_t at = 0; at < attention.nk; at += 96) {
-      const Interval keys{at, std::min(at + 96, attention.nk)};
-      reach_->SeeKeys(0, 0, keys, RowsOf(p.k, {0, 0, at, keys.size()}));
+      const BlockRows keys = {0, 0, {at, std::min(at + 96, attention.nk)}};
+      reach_->SeeKeys(keys, RowsOf(p.k, {0, 0, at, keys.size()}));
     }
     for (int64_t h = 0; h < 2; ++h) {
       for (int64_t at = 0; at < attention.nq; at += 96) {
-        const Interval queries{at, std::min(at + 96, attention.nq)};
-        reach_->SeeQueries(0, h, queries,
-                           RowsOf(p.q, {0, h, at, queries.size()}));
+        const BlockRows queries = {0, h, {at, std::min(at + 96, attention.nq)}};
+        reach_->SeeQueries(queries, RowsOf(p.q, {0, h, at, queries.size()}));
         if (!statistics) {
-          const Interval own = reach_->OwnKeys(0, h, queries);
-          reach_->BoundByNearestKey(0, h, queries,
+          const Interval own = reach_->OwnKeys(queries);
+          reach_->BoundByNearestKey(queries,
                                     RowsOf(p.q, {0, h, at, queries.size()}),
                                     RowsOf(p.k, {0, 0, own.begin, own.size()}));
           continue;
         }
         std::vector<float> lse, delta;
-        for (int64_t i = at; i < queries.end; ++i) {
+        for (int64_t i = at; i < queries.rows.end; ++i) {
           lse.push_back(static_cast<float>(attention.LogSumExp(h, i)));
           delta.push_back(i == 40 ? delta_of_40 : 0.5f);
         }
-        reach_->BoundByStatistics(0, h, queries, lse.data(), delta.data());
+        reach_->BoundByStatistics(queries, lse.data(), delta.data());
       }
     }
   }
@@ -141,7 +140,7 @@ class Reach {
   bool Hides(int64_t head, int64_t q, int64_t k) const {
     const Interval queries{q, std::min(q + simd::kTileQueries, attention_.nq)};
     const Interval keys{k, std::min(k + simd::kTileKeys, attention_.nk)};
-    return reach_->MayHide(0, head, queries, keys) &&
+    return reach_->MayHide({{0, head, queries}, {0, 0, keys}}) &&
            reach_->Hides(0, head, q, k);
   }
 

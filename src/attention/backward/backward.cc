@@ -63,7 +63,7 @@ void PackQueries(const BackwardState& call, const WorkerBuffers& worker,
   call.buffers.QNonFinite(id) =
       Pack(call.engine, q, queries.padded, Role::kScoreRight, to.q_score,
            Role::kGradRight, call.args.dk.given(), to.q_grad);
-  reach.SeeQueries(id.sequence, id.head, queries.rows, q);
+  reach.SeeQueries(queries, q);
 
   const simd::Rows dout = worker.rows.Read(call.args.dout, at);
   call.buffers.DoutNonFinite(id) =
@@ -71,7 +71,7 @@ void PackQueries(const BackwardState& call, const WorkerBuffers& worker,
            Role::kGradRight, call.args.dv.given(), to.dout_grad);
 
   PrepareRowStatistics(call, worker, queries, to);
-  reach.BoundByStatistics(id.sequence, id.head, queries.rows, to.lse, to.delta);
+  reach.BoundByStatistics(queries, to.lse, to.delta);
 }
 
 void PackKeys(const BackwardState& call, const WorkerBuffers& worker,
@@ -81,7 +81,7 @@ void PackKeys(const BackwardState& call, const WorkerBuffers& worker,
   const KeyOperands to = worker.Keys(id);
 
   const simd::Rows k = worker.rows.Read(call.problem.k, at);
-  call.buffers.alibi_reach.SeeKeys(id.sequence, id.head, keys.rows, k);
+  call.buffers.alibi_reach.SeeKeys(keys, k);
   const bool want_grad =
       call.args.dq.given() && !call.engine.grad_left_is_score_left;
   call.buffers.KNonFinite(id) =

@@ -32,7 +32,7 @@ void PackK(const ForwardState& call, const ForwardWorker& worker,
       worker.rows.Read(call.problem.k, KeyTensorRows(call.problem, keys));
   call.engine.pack(Role::kScoreLeft, k, keys.padded, false,
                    worker.batch->K(id));
-  call.buffers.alibi_reach.SeeKeys(id.sequence, id.head, keys.rows, k);
+  call.buffers.alibi_reach.SeeKeys(keys, k);
 }
 
 void PackV(const ForwardState& call, const ForwardWorker& worker,
@@ -56,9 +56,8 @@ void PackQueries(const ForwardState& call, const ForwardWorker& worker,
   const simd::Rows q =
       worker.rows.Read(call.problem.q, QueryTensorRows(call.problem, queries));
   call.engine.pack(Role::kScoreRight, q, queries.padded, false, worker.q_score);
-  reach.SeeQueries(queries.sequence, queries.head, queries.rows, q);
-  const Interval own =
-      reach.OwnKeys(queries.sequence, queries.head, queries.rows);
+  reach.SeeQueries(queries, q);
+  const Interval own = reach.OwnKeys(queries);
   simd::Rows own_keys;
   if (!own.empty()) {
     const int64_t kv_head = queries.head / call.problem.group();
@@ -66,8 +65,7 @@ void PackQueries(const ForwardState& call, const ForwardWorker& worker,
         call.problem.k,
         KeyTensorRows(call.problem, {queries.sequence, kv_head, own, 0}), 1);
   }
-  reach.BoundByNearestKey(queries.sequence, queries.head, queries.rows, q,
-                          own_keys);
+  reach.BoundByNearestKey(queries, q, own_keys);
 }
 
 // Rows that have seen no key: maximum -inf, sums 0.

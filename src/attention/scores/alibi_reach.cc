@@ -4,8 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include "src/attention/schedule/blocks.h"
-
 namespace fa2::attention {
 namespace {
 
@@ -132,17 +130,18 @@ int64_t AlibiReach::KeyTile(int64_t sequence, int64_t kv_head,
          k / simd::kTileKeys;
 }
 
-void AlibiReach::SeeKeys(int64_t sequence, int64_t kv_head, Interval keys,
-                         const simd::Rows& k) const {
+void AlibiReach::SeeKeys(const BlockRows& keys, const simd::Rows& k) const {
   if (!wanted_) return;
-  Norms(k, simd::kTileKeys, key_norm_ + KeyTile(sequence, kv_head, keys.begin));
+  Norms(k, simd::kTileKeys,
+        key_norm_ + KeyTile(keys.sequence, keys.head, keys.begin()));
 }
 
-void AlibiReach::SeeQueries(int64_t sequence, int64_t head, Interval queries,
+void AlibiReach::SeeQueries(const BlockRows& queries,
                             const simd::Rows& q) const {
-  if (!wanted_ || !Steep(sequence, head)) return;
+  if (!wanted_ || !Steep(queries.sequence, queries.head)) return;
   Norms(q, simd::kTileQueries,
-        query_norm_ + QueryPanel(sequence, head, queries.begin));
+        query_norm_ +
+            QueryPanel(queries.sequence, queries.head, queries.begin()));
 }
 
 template <class Take>
@@ -156,29 +155,31 @@ void AlibiReach::ForSeeing(int64_t sequence, int64_t q,
   }
 }
 
-Interval AlibiReach::OwnKeys(int64_t sequence, int64_t head,
-                             Interval queries) const {
-  if (!wanted_ || !Steep(sequence, head)) return {};
-  const int64_t diagonal = Diagonal(sequence);
-  return {std::max(queries.begin + diagonal, int64_t{0}),
-          std::min(queries.end + diagonal, problem_.sequences[sequence].nk())};
+Interval AlibiReach::OwnKeys(const BlockRows& queries) const {
+  if (!wanted_ || !Steep(queries.sequence, queries.head)) return {};
+  const int64_t diagonal = Diagonal(queries.sequence);
+  return {std::max(queries.begin() + diagonal, int64_t{0}),
+          std::min(queries.rows.end + diagonal,
+                   problem_.sequences[queries.sequence].nk())};
 }
 
-void AlibiReach::BoundByNearestKey(int64_t sequence, int64_t head,
-                                   Interval queries, const simd::Rows& q,
+void AlibiReach::BoundByNearestKey(const BlockRows& queries,
+                                   const simd::Rows& q,
                                    const simd::Rows& k) const {
+  const int64_t sequence = queries.sequence, head = queries.head;
+  const Interval rows = queries.rows;
   if (!wanted_ || !Steep(sequence, head)) return;
   const float slope = static_cast<float>(AlibiSlope(problem_, sequence, head));
   const int64_t diagonal = Diagonal(sequence);
   const int64_t kv_head = head / problem_.group();
-  const Interval own = OwnKeys(sequence, head, queries);
-  for (int64_t at = queries.begin; at < queries.end; at += simd::kTileQueries) {
-    const int64_t count = std::min(simd::kTileQueries, queries.end - at);
+  const Interval own = OwnKeys(queries);
+  for (int64_t at = rows.begin; at < rows.end; at += simd::kTileQueries) {
+    const int64_t count = std::min(simd::kTileQueries, rows.end - at);
     const int64_t key = at + diagonal;
     const bool have_own = key >= own.begin && key + count <= own.end;
     float scores[simd::kTileQueries];
     if (have_own) {
-      PairScores(Part(q, at - queries.begin, count),
+      PairScores(Part(q, at - rows.begin, count),
                  Part(k, key - own.begin, count), scores);
     }
     const int64_t panel = QueryPanel(sequence, head, at);
@@ -200,36 +201,38 @@ void AlibiReach::BoundByNearestKey(int64_t sequence, int64_t head,
 }
 
 template <typename T>
-void AlibiReach::BoundBy(int64_t sequence, int64_t head, Interval queries,
-                         const T* lse, const T* delta) const {
-  for (int64_t q = queries.begin; q < queries.end; q += simd::kTileQueries) {
+void AlibiReach::BoundBy(const BlockRows& queries, const T* lse,
+                         const T* delta) const {
+  for (int64_t q = queries.begin(); q < queries.rows.end;
+       q += simd::kTileQueries) {
     float floor = kInfinity;
-    ForSeeing(sequence, q, [&](int64_t i, Interval) {
-      const int64_t row = i - queries.begin;
+    ForSeeing(queries.sequence, q, [&](int64_t i, Interval) {
+      const int64_t row = i - queries.begin();
       const float least = std::isfinite(lse[row]) && std::isfinite(delta[row])
                               ? static_cast<float>(lse[row])
                               : kNaN;
       floor = Lower(floor, least);
     });
-    floor_[QueryPanel(sequence, head, q)] = floor;
+    floor_[QueryPanel(queries.sequence, queries.head, q)] = floor;
   }
 }
 
-void AlibiReach::BoundByStatistics(int64_t sequence, int64_t head,
-                                   Interval queries, const void* lse,
+void AlibiReach::BoundByStatistics(const BlockRows& queries, const void* lse,
                                    const void* delta) const {
-  if (!wanted_ || !Steep(sequence, head)) return;
+  if (!wanted_ || !Steep(queries.sequence, queries.head)) return;
   if (problem_.accumulator() == DType::kF64) {
-    BoundBy(sequence, head, queries, static_cast<const double*>(lse),
+    BoundBy(queries, static_cast<const double*>(lse),
             static_cast<const double*>(delta));
   } else {
-    BoundBy(sequence, head, queries, static_cast<const float*>(lse),
+    BoundBy(queries, static_cast<const float*>(lse),
             static_cast<const float*>(delta));
   }
 }
 
-bool AlibiReach::MayHide(int64_t sequence, int64_t head, Interval queries,
-                         Interval keys) const {
+bool AlibiReach::MayHide(const PairRows& pair) const {
+  const int64_t sequence = pair.queries.sequence, head = pair.queries.head;
+  const Interval queries = pair.queries.rows;
+  const Interval keys = pair.keys.rows;
   if (!wanted_ || !Steep(sequence, head)) return false;
   const float slope = static_cast<float>(AlibiSlope(problem_, sequence, head));
   const int64_t diagonal = Diagonal(sequence);

@@ -12,6 +12,7 @@
 
 #include "src/attention/call/mask.h"
 #include "src/attention/call/problem.h"
+#include "src/attention/schedule/blocks.h"
 #include "src/simd/rowwise/rows.h"
 #include "src/threading/scratch_layout.h"
 
@@ -25,30 +26,27 @@ class AlibiReach {
              threading::ScratchLayout* layout);
 
   // What is known of rows, once for each block of them, before a tile of the
-  // block is looked at. `queries` and `keys` begin at a multiple of the tile
-  // size; their rows are `q` and `k`.
-  void SeeKeys(int64_t sequence, int64_t kv_head, Interval keys,
-               const simd::Rows& k) const;
-  void SeeQueries(int64_t sequence, int64_t head, Interval queries,
-                  const simd::Rows& q) const;
+  // block is looked at. Blocks begin at a multiple of the tile size; their rows
+  // are `k` and `q`.
+  void SeeKeys(const BlockRows& keys, const simd::Rows& k) const;
+  void SeeQueries(const BlockRows& queries, const simd::Rows& q) const;
 
   // What the logsumexp of the queries is not below: the score of the nearest
   // key each sees, where that is the one at its own position, else what it must
   // be by norms (of keys that have been seen). `q`: rows of the queries, `k`:
   // of OwnKeys(), which may be empty.
-  void BoundByNearestKey(int64_t sequence, int64_t head, Interval queries,
-                         const simd::Rows& q, const simd::Rows& k) const;
-  Interval OwnKeys(int64_t sequence, int64_t head, Interval queries) const;
+  void BoundByNearestKey(const BlockRows& queries, const simd::Rows& q,
+                         const simd::Rows& k) const;
+  Interval OwnKeys(const BlockRows& queries) const;
 
   // The logsumexp itself. `lse` and `delta`: float or double as the problem's
   // accumulator. Where one of them is not finite there is something that P = 0
   // would not take away.
-  void BoundByStatistics(int64_t sequence, int64_t head, Interval queries,
-                         const void* lse, const void* delta) const;
+  void BoundByStatistics(const BlockRows& queries, const void* lse,
+                         const void* delta) const;
 
-  // Whether a tile of the block may be out of reach.
-  bool MayHide(int64_t sequence, int64_t head, Interval queries,
-               Interval keys) const;
+  // Whether a tile of the block pair may be out of reach.
+  bool MayHide(const PairRows& pair) const;
   // Whether the tile at query `q` and key `k` is.
   bool Hides(int64_t sequence, int64_t head, int64_t q, int64_t k) const;
 
@@ -68,8 +66,7 @@ class AlibiReach {
   template <class Take>
   void ForSeeing(int64_t sequence, int64_t q, const Take& take) const;
   template <typename T>
-  void BoundBy(int64_t sequence, int64_t head, Interval queries, const T* lse,
-               const T* delta) const;
+  void BoundBy(const BlockRows& queries, const T* lse, const T* delta) const;
 
   // Index of 32 queries of a sequence and head, and of 16 keys.
   int64_t QueryPanel(int64_t sequence, int64_t head, int64_t q) const;

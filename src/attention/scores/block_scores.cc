@@ -120,9 +120,7 @@ bool BlockScores::PrepareAs(const PairRows& pair, const PairRows& next,
       mask.State(pair.queries.rows, {k0, k0 + pair.keys.padded});
   if (whole == simd::TileState::kHidden) return false;
   bool bias_matters = options.bias.given();
-  const bool reach_ends =
-      alibi_reach_.MayHide(pair.queries.sequence, pair.queries.head,
-                           pair.queries.rows, pair.keys.rows);
+  const bool reach_ends = alibi_reach_.MayHide(pair);
   if (whole != simd::TileState::kVisible || bias_tiles_.known() || reach_ends) {
     const TileSum sum =
         FindTiles(pair, whole == simd::TileState::kVisible, reach_ends);
