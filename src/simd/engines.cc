@@ -4,6 +4,7 @@
 #include "src/simd/amx/target.h"
 #include "src/simd/lane/bf16dot_engine.h"
 #include "src/simd/lane/bf16dot_target.h"
+#include "src/simd/lane/fma_engines.h"
 
 namespace fa2::simd {
 namespace {

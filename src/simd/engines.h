@@ -32,10 +32,6 @@ std::vector<std::string> EngineNames(int64_t targets);
 const Engine* ChooseEngine(int64_t targets, const EngineCap& cap, DType inputs,
                            Precision precision, int64_t keys);
 
-// Highway engines, defined in a translation unit each.
-const Engine* F32Engine(int64_t targets);
-const Engine* F64Engine(int64_t targets);
-
 }  // namespace fa2::simd
 
 #endif  // FA2_SRC_SIMD_ENGINES_H_

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "src/simd/engines.h"
 #include "src/simd/lane/bf16dot_engine.h"
+#include "src/simd/lane/fma_engines.h"
 #include "src/simd/target.h"
 #include "tests/simd/amx_emulated.h"
 #include "tests/simd/engine_block.h"

@@ -20,7 +20,7 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 
-#include "src/simd/engines.h"
+#include "src/simd/lane/fma_engines.h"
 #include "src/simd/target.h"
 
 namespace fa2::simd {
