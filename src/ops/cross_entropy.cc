@@ -10,7 +10,7 @@
 #include "fa2/training_ops.h"
 #include "src/context/context_impl.h"
 #include "src/ops/arguments.h"
-#include "src/ops/exp_scratch.h"
+#include "src/ops/row_exp_scratch.h"
 #include "src/ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -19,8 +19,8 @@
 
 // Must come after foreach_target.h.
 #include "hwy/highway.h"
-#include "src/ops/exp-inl.h"
 #include "src/ops/load-inl.h"
+#include "src/ops/row_exp-inl.h"
 
 #ifndef FA2_SRC_OPS_CROSS_ENTROPY_ONCE_
 #define FA2_SRC_OPS_CROSS_ENTROPY_ONCE_

@@ -1,11 +1,10 @@
-// exp for softmax: arguments are never positive, -inf and NaN are as they
-// should be.
+// Rows of exponentials for softmax and cross entropy.
 
-#if defined(FA2_SRC_OPS_EXP_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FA2_SRC_OPS_EXP_INL_H_
-#undef FA2_SRC_OPS_EXP_INL_H_
+#if defined(FA2_SRC_OPS_ROW_EXP_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FA2_SRC_OPS_ROW_EXP_INL_H_
+#undef FA2_SRC_OPS_ROW_EXP_INL_H_
 #else
-#define FA2_SRC_OPS_EXP_INL_H_
+#define FA2_SRC_OPS_ROW_EXP_INL_H_
 #endif
 
 #include <cmath>
@@ -13,63 +12,13 @@
 #include <limits>
 
 #include "hwy/highway.h"
-#include "src/ops/exp_scratch.h"
 #include "src/ops/load-inl.h"
 #include "src/simd/math/exp-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::ops::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-using simd::HWY_NAMESPACE::AddToExponent;
-using simd::HWY_NAMESPACE::Exp2Fraction;
-using simd::HWY_NAMESPACE::IfLaneBytes;
-using simd::HWY_NAMESPACE::kRounder;
-
-// exp(x) for x <= 0, relative error 1.2e-7; results below 2^-125.5 become 0.
-template <class D, IfLaneBytes<D, 4> = 0>
-HWY_INLINE hn::Vec<D> ExpNonPositive(D d, hn::Vec<D> x) {
-  const hn::RebindToSigned<D> di;
-  // x = k ln 2 + r with |r| <= ln(2) / 2. Adding 1.5 * 2^23 rounds to a whole
-  // number and leaves it in the low bits; 127 more make it f32's exponent.
-  const auto magic = hn::Set(d, 12582912.0f + 127.0f);
-  const auto shifted = hn::MulAdd(x, hn::Set(d, 1.44269504088896341f), magic);
-  const auto k = hn::Sub(shifted, magic);
-  // ln 2 in two parts, the first with so many zero bits at its end that its
-  // product with k is exact.
-  auto r = hn::NegMulAdd(k, hn::Set(d, 0.693145751953125f), x);
-  r = hn::NegMulAdd(k, hn::Set(d, 1.428606765330187e-6f), r);
-  // 1 + r + r^2 q(r), q of degree 4 with the least greatest relative error on
-  // that interval, 3e-9.
-  auto p = hn::Set(d, 0.0013814599f);
-  p = hn::MulAdd(p, r, hn::Set(d, 0.008368717f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.04166839f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.16666521f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.49999994f));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
-  // A product, not an addition to the exponent's bits: NaN stays NaN.
-  const auto power = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
-  const auto y = hn::Mul(p, hn::BitCast(d, power));
-  // -125.5 ln 2: k is -125 or more, so the result is normal. Not "keep if
-  // greater": a NaN must come through.
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -86.98997f)), y);
-}
-
-// The same in f64, relative error 5e-16; results below 2^-1020 become 0.
-template <class D, IfLaneBytes<D, 8> = 0>
-HWY_INLINE hn::Vec<D> ExpNonPositive(D d, hn::Vec<D> x) {
-  const auto log2e = hn::Set(d, 1.4426950408889634);
-  const auto sum = hn::MulAdd(x, log2e, hn::Set(d, kRounder<double>));
-  const auto k = hn::Sub(sum, hn::Set(d, kRounder<double>));
-  // ln 2 in two parts, the first of 32 bits.
-  auto r = hn::NegMulAdd(k, hn::Set(d, 0x1.62e42feep-1), x);
-  r = hn::NegMulAdd(k, hn::Set(d, 0x1.a39ef35793c76p-33), r);
-  const auto y = AddToExponent(d, Exp2Fraction(d, hn::Mul(r, log2e)), sum);
-  // AddToExponent gives whatever for a NaN.
-  return hn::IfThenElse(
-      hn::Eq(x, x), hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -707.0)), y), x);
-}
+using simd::HWY_NAMESPACE::ExpNonPositive;
 
 // Of a row: its maximum and sum(exp(x - max)). A NaN or +inf in the row makes
 // the sum NaN; a row of only -inf has maximum -inf and sum 0.
@@ -226,4 +175,4 @@ HWY_INLINE void WriteScaledRow(D d, const hn::TFromD<D>* HWY_RESTRICT scratch,
 }  // namespace fa2::ops::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // FA2_SRC_OPS_EXP_INL_H_
+#endif  // FA2_SRC_OPS_ROW_EXP_INL_H_

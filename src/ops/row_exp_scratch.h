@@ -1,6 +1,6 @@
 // Scratch of one worker for a row of exponentials.
-#ifndef FA2_SRC_OPS_EXP_SCRATCH_H_
-#define FA2_SRC_OPS_EXP_SCRATCH_H_
+#ifndef FA2_SRC_OPS_ROW_EXP_SCRATCH_H_
+#define FA2_SRC_OPS_ROW_EXP_SCRATCH_H_
 
 #include <cstddef>
 
@@ -24,4 +24,4 @@ inline size_t ExpScratch(size_t n) {
 
 }  // namespace fa2::ops
 
-#endif  // FA2_SRC_OPS_EXP_SCRATCH_H_
+#endif  // FA2_SRC_OPS_ROW_EXP_SCRATCH_H_

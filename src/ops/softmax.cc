@@ -6,7 +6,7 @@
 #include "fa2/training_ops.h"
 #include "src/context/context_impl.h"
 #include "src/ops/arguments.h"
-#include "src/ops/exp_scratch.h"
+#include "src/ops/row_exp_scratch.h"
 #include "src/ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -15,8 +15,8 @@
 
 // Must come after foreach_target.h.
 #include "hwy/highway.h"
-#include "src/ops/exp-inl.h"
 #include "src/ops/load-inl.h"
+#include "src/ops/row_exp-inl.h"
 
 #ifndef FA2_SRC_OPS_SOFTMAX_ONCE_
 #define FA2_SRC_OPS_SOFTMAX_ONCE_

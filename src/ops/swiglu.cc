@@ -14,8 +14,8 @@
 
 // Must come after foreach_target.h.
 #include "hwy/highway.h"
-#include "src/ops/exp-inl.h"
 #include "src/ops/load-inl.h"
+#include "src/simd/math/exp-inl.h"
 
 #ifndef FA2_SRC_OPS_SWIGLU_ONCE_
 #define FA2_SRC_OPS_SWIGLU_ONCE_
@@ -36,6 +36,7 @@ struct SwiGluJob {
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::ops::HWY_NAMESPACE {
+using simd::HWY_NAMESPACE::ExpNonPositive;
 
 // 1 / (1 + exp(-x)), by way of exp(-|x|), which cannot overflow.
 template <class D>

@@ -58,6 +58,12 @@ void TakeExpAbreastF32(const float* from, size_t count, float* to) {
 void TakeExpAbreastF64(const double* from, size_t count, double* to) {
   TakeExpAbreast(from, count, to);
 }
+void TakeExpNonPositive(const float* from, size_t count, float* to) {
+  const hn::ScalableTag<float> d;
+  for (size_t i = 0; i < count; i += hn::Lanes(d)) {
+    hn::StoreU(ExpNonPositive(d, hn::LoadU(d, from + i)), d, to + i);
+  }
+}
 template <int kDegree, class From>
 void TakeRoughExp2(const float* from, size_t count, float* to) {
   const hn::ScalableTag<float> d;
@@ -83,6 +89,7 @@ HWY_EXPORT(TakeExpF32);
 HWY_EXPORT(TakeExpF64);
 HWY_EXPORT(TakeExpAbreastF32);
 HWY_EXPORT(TakeExpAbreastF64);
+HWY_EXPORT(TakeExpNonPositive);
 HWY_EXPORT(TakeRoughExp2Degree3);
 HWY_EXPORT(TakeRoughExp2Degree4);
 
@@ -162,6 +169,23 @@ TEST(Exp, OnEveryTarget) {
       EXPECT_LE(LargestError(f, Range(-665.0, 709.7, 0.0193), kE, 0.0L), 1e-13);
       ExpectExtremes(f, 709.79, -667.0);
     }
+  }
+}
+
+TEST(ExpNonPositive, OnEveryTarget) {
+  for (int64_t rest = AvailableTargets(); rest != 0; rest &= rest - 1) {
+    const int64_t target = rest & -rest;
+    SCOPED_TRACE(BestTargetName(target));
+    const auto f = FA2_TARGET_FUNCTION(TakeExpNonPositive, target);
+    EXPECT_LE(LargestError(f, Range(-86.98f, 0.0f, 0.00137f), kE, 0.0L),
+              1.25e-7);
+    const std::vector<float> y =
+        Take(f, {0.0f, -87.0f, -std::numeric_limits<float>::max(),
+                 -std::numeric_limits<float>::infinity(),
+                 std::numeric_limits<float>::quiet_NaN()});
+    EXPECT_EQ(y[0], 1.0f);
+    for (int i = 1; i < 4; ++i) EXPECT_EQ(y[i], 0.0f) << i;
+    EXPECT_TRUE(std::isnan(y[4]));
   }
 }
 
