@@ -1,33 +1,19 @@
 #include "tests/simd/amx_emulated.h"
 
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tests/simd/amx_emulated.cc"
-#include "hwy/foreach_target.h"
-// After foreach_target.h, which sets the target.
-#include "hwy/highway.h"
 #include "src/simd/amx/target.h"
-// For every target, so that their guards take turns.
-#include "src/simd/math/exp-inl.h"
-#include "src/simd/math/philox-inl.h"
-#include "src/simd/math/transpose-inl.h"
-#include "src/simd/target.h"
 
-#if FA2_AMX_TARGET != 0 && HWY_TARGET == FA2_AMX_TARGET
-#include "src/simd/amx/instances-inl.h"
-#endif
-
+#if FA2_AMX_TARGET != 0
+#include "src/simd/amx/select_target.h"
+// After select_target.h.
 #include <cmath>
 #include <cstring>
 #include <random>
 
+#include "src/simd/amx/engine-inl.h"
+#include "src/simd/target.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
-
-#if FA2_AMX_TARGET != 0 && HWY_TARGET == FA2_AMX_TARGET
-
-const Engine* EmulatedEngine(AmxTerms terms) {
-  return AmxEngineFor<EmulatedTiles>(terms);
-}
 
 template <class Tiles>
 void OneTileProduct(const void* a, const void* b, void* c) {
@@ -67,31 +53,29 @@ double CompareTileProducts(uint32_t seed) {
   return largest;
 }
 
-#else
-
-const Engine* EmulatedEngine(AmxTerms) { return nullptr; }
-double CompareTileProducts(uint32_t) { return 0.0; }
-
-#endif
-
 }  // namespace fa2::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#if HWY_ONCE
-
 namespace fa2::simd {
-
-HWY_EXPORT(EmulatedEngine);
-HWY_EXPORT(CompareTileProducts);
 
 const Engine* EmulatedAmxEngine(AmxTerms terms) {
   if ((AvailableTargets() & FA2_AMX_TARGET) == 0) return nullptr;
-  return FA2_TARGET_FUNCTION(EmulatedEngine, FA2_AMX_TARGET)(terms);
+  return HWY_NAMESPACE::AmxEngineFor<HWY_NAMESPACE::EmulatedTiles>(terms);
 }
 
 double TileProductDifference(uint32_t seed) {
-  return FA2_TARGET_FUNCTION(CompareTileProducts, FA2_AMX_TARGET)(seed);
+  return HWY_NAMESPACE::CompareTileProducts(seed);
 }
 
 }  // namespace fa2::simd
-#endif  // HWY_ONCE
+
+#else
+
+namespace fa2::simd {
+
+const Engine* EmulatedAmxEngine(AmxTerms) { return nullptr; }
+double TileProductDifference(uint32_t) { return 0.0; }
+
+}  // namespace fa2::simd
+
+#endif

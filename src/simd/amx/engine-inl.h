@@ -1,37 +1,20 @@
-// Engines made of the AMX kernels: one for each way to hold values in bf16
-// terms, for one class of tile registers.
+// Engines made of the AMX kernels: one for each variant, for one class of tile
+// registers.
 
 // Included for one Highway target only, amx/target.h.
-#ifndef FA2_SRC_SIMD_AMX_INSTANCES_INL_H_
-#define FA2_SRC_SIMD_AMX_INSTANCES_INL_H_
+#ifndef FA2_SRC_SIMD_AMX_ENGINE_INL_H_
+#define FA2_SRC_SIMD_AMX_ENGINE_INL_H_
 
-#include "src/simd/amx/backward/block-inl.h"
+#include <algorithm>
+
 #include "src/simd/amx/engine.h"
-#include "src/simd/amx/forward/block-inl.h"
+#include "src/simd/amx/layout.h"
+#include "src/simd/amx/pack-inl.h"
 #include "src/simd/amx/unpack-inl.h"
+#include "src/simd/amx/variant-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
-
-// kInput: bf16 terms of Q, K, V and dO; kProbability: of P; kGradient: of dS.
-// The last two decide the accuracy, and with it which products of terms are
-// left out (kScoreLimit: of S) and how good the exponential has to be.
-template <class TilesClass, int kInput, int kProbability, int kGradient,
-          int kScoreLimit = kProbability>
-struct AmxVariant {
-  using Tiles = TilesClass;
-  static constexpr int kInputTerms = kInput;
-  static constexpr int kProbabilityTerms = kProbability;
-  static constexpr int kGradientTerms = kGradient;
-  static constexpr int kTermLimit = kProbability;
-  static constexpr int kScoreTermLimit = kScoreLimit;
-  static constexpr bool kFast = kGradient == 1;
-  // Degree of RoughExp2; 0: Exp2. Where P is rounded to bf16, 2e-3, degree 3
-  // adds 0.07% to the error of out.
-  static constexpr int kExpDegree = kProbability == 1   ? 3
-                                    : kProbability == 2 ? 4
-                                                        : 0;
-};
 
 // Blocks: K, V, K^T, dK and dV of the keys, Q and dO (packed twice) and dQ of
 // the queries and dS of a chunk stay in a 2 MiB L2 (1.3 to 1.7 MiB).
@@ -72,27 +55,6 @@ inline size_t AmxAccumulatorBytes(int64_t rows, int64_t depth) {
 }
 
 template <class Variant>
-size_t AmxBackwardScratchBytes(const BlockSizes& blocks, int64_t head_dim,
-                               int64_t value_dim) {
-  int64_t bytes = 0;
-  WithBackwardSteps(head_dim, value_dim, [&](auto steps) {
-    bytes = BackwardPass<Variant, steps>::ScratchBytes(blocks, head_dim);
-  });
-  return static_cast<size_t>(bytes);
-}
-
-template <class Variant>
-size_t AmxForwardScratchBytes(const BlockSizes& blocks, int64_t head_dim,
-                              int64_t /*value_dim*/) {
-  int64_t bytes = 0;
-  WithSteps(amx::DepthTiles(head_dim), [&](auto steps) {
-    bytes = ForwardScratch<Variant, steps>::Bytes(amx::Panels(blocks.keys),
-                                                  amx::Panels(blocks.queries));
-  });
-  return static_cast<size_t>(bytes);
-}
-
-template <class Variant>
 const Engine* MakeAmxEngine(const char* name) {
   static const Engine engine = [name] {
     Engine e;
@@ -115,10 +77,10 @@ const Engine* MakeAmxEngine(const char* name) {
     e.unpack_query_rows = &UnpackQueryRows;
     e.store_key_rows = &StoreKeyRows<typename Variant::Tiles>;
     e.store_query_rows = &StoreQueryRows<typename Variant::Tiles>;
-    e.backward_scratch_bytes = &AmxBackwardScratchBytes<Variant>;
-    e.forward_scratch_bytes = &AmxForwardScratchBytes<Variant>;
-    e.backward = &Backward<Variant>;
-    e.forward = &Forward<Variant>;
+    e.backward_scratch_bytes = &AmxBackward<Variant>::ScratchBytes;
+    e.forward_scratch_bytes = &AmxForward<Variant>::ScratchBytes;
+    e.backward = &AmxBackward<Variant>::Run;
+    e.forward = &AmxForward<Variant>::Run;
     return e;
   }();
   return &engine;
@@ -128,19 +90,22 @@ template <class Tiles>
 const Engine* AmxEngineFor(AmxTerms terms) {
   switch (terms) {
     case AmxTerms::kBf16:
-      return MakeAmxEngine<AmxVariant<Tiles, 1, 1, 1>>("amx");
+      return MakeAmxEngine<AmxVariant<Tiles, AmxTerms::kBf16>>("amx");
     case AmxTerms::kBf16FewKeys:
-      return MakeAmxEngine<AmxVariant<Tiles, 1, 2, 1>>("amx");
+      return MakeAmxEngine<AmxVariant<Tiles, AmxTerms::kBf16FewKeys>>("amx");
     case AmxTerms::kBf16Exact:
-      return MakeAmxEngine<AmxVariant<Tiles, 1, 3, 3>>("amx_bf16_exact");
+      return MakeAmxEngine<AmxVariant<Tiles, AmxTerms::kBf16Exact>>(
+          "amx_bf16_exact");
     case AmxTerms::kF16:
-      return MakeAmxEngine<AmxVariant<Tiles, 2, 2, 2, 3>>("amx_f16");
+      return MakeAmxEngine<AmxVariant<Tiles, AmxTerms::kF16>>("amx_f16");
     case AmxTerms::kF16Exact:
-      return MakeAmxEngine<AmxVariant<Tiles, 2, 3, 3>>("amx_f16_exact");
+      return MakeAmxEngine<AmxVariant<Tiles, AmxTerms::kF16Exact>>(
+          "amx_f16_exact");
     case AmxTerms::kF32High:
-      return MakeAmxEngine<AmxVariant<Tiles, 2, 2, 2>>("amx_f32_high");
+      return MakeAmxEngine<AmxVariant<Tiles, AmxTerms::kF32High>>(
+          "amx_f32_high");
     case AmxTerms::kF32:
-      return MakeAmxEngine<AmxVariant<Tiles, 3, 3, 3>>("amx_f32");
+      return MakeAmxEngine<AmxVariant<Tiles, AmxTerms::kF32>>("amx_f32");
   }
   return nullptr;
 }
@@ -148,4 +113,4 @@ const Engine* AmxEngineFor(AmxTerms terms) {
 }  // namespace fa2::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // FA2_SRC_SIMD_AMX_INSTANCES_INL_H_
+#endif  // FA2_SRC_SIMD_AMX_ENGINE_INL_H_

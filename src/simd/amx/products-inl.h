@@ -177,7 +177,8 @@ HWY_INLINE void PairSteps(const Left& left, const Right& right, int64_t k,
 }
 
 template <class Tiles, class Left, class Right, class Pairs, int... kPair>
-HWY_INLINE void LaterPairSteps(const Left& left, const Right& right, int64_t k,
+HWY_INLINE void LaterPairSteps(const Left& left, const Right& right,
+                               [[maybe_unused]] int64_t k,
                                std::integer_sequence<int, kPair...>) {
   (PairStep<Tiles, Left, Right, Pairs, kPair + 1>(left, right, k), ...);
 }

@@ -18,6 +18,7 @@
 
 #include "src/simd/amx/backward/gradients-inl.h"
 #include "src/simd/amx/backward/slab_scores-inl.h"
+#include "src/simd/amx/variant-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
@@ -169,10 +170,20 @@ HWY_INLINE void WithBackwardSteps(int64_t head_dim, int64_t value_dim,
 }
 
 template <class Variant>
-void Backward(const BackwardBlock& block) {
+void AmxBackward<Variant>::Run(const BackwardBlock& block) {
   WithBackwardSteps(block.head_dim, block.value_dim, [&](auto steps) HWY_ATTR {
     BackwardPass<Variant, steps>(block).Run();
   });
+}
+
+template <class Variant>
+size_t AmxBackward<Variant>::ScratchBytes(const BlockSizes& blocks,
+                                          int64_t head_dim, int64_t value_dim) {
+  int64_t bytes = 0;
+  WithBackwardSteps(head_dim, value_dim, [&](auto steps) {
+    bytes = BackwardPass<Variant, steps>::ScratchBytes(blocks, head_dim);
+  });
+  return static_cast<size_t>(bytes);
 }
 
 }  // namespace fa2::simd::HWY_NAMESPACE

@@ -17,6 +17,7 @@
 #include "src/simd/amx/forward/strip_maxima-inl.h"
 #include "src/simd/amx/forward/values-inl.h"
 #include "src/simd/amx/stream-inl.h"
+#include "src/simd/amx/variant-inl.h"
 #include "src/simd/amx/visibility.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -389,10 +390,22 @@ class ForwardPass {
 };
 
 template <class Variant>
-void Forward(const ForwardBlock& block) {
+void AmxForward<Variant>::Run(const ForwardBlock& block) {
   WithSteps(amx::DepthTiles(block.head_dim), [&](auto steps) HWY_ATTR {
     ForwardPass<Variant, steps>(block).Run();
   });
+}
+
+template <class Variant>
+size_t AmxForward<Variant>::ScratchBytes(const BlockSizes& blocks,
+                                         int64_t head_dim,
+                                         int64_t /*value_dim*/) {
+  int64_t bytes = 0;
+  WithSteps(amx::DepthTiles(head_dim), [&](auto steps) {
+    bytes = ForwardScratch<Variant, steps>::Bytes(amx::Panels(blocks.keys),
+                                                  amx::Panels(blocks.queries));
+  });
+  return static_cast<size_t>(bytes);
 }
 
 }  // namespace fa2::simd::HWY_NAMESPACE
