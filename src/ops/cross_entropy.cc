@@ -37,7 +37,7 @@ struct CrossEntropyJob {
   double z_loss = 0.0;
   DType dtype = DType::kF32;
   bool want_dlogits = false;
-  bool stream = false;           // write past the caches
+  bool stream = false;           // by non-temporal stores
   std::byte* scratch = nullptr;  // ExpScratch(vocab) numbers a worker
   double* losses = nullptr;      // of every row, not divided by the count
   double* z_losses = nullptr;    // their part that z_loss weighs
@@ -277,8 +277,8 @@ Status CrossEntropy(const CrossEntropyArgs& args, Context* context) {
   job.dtype = args.logits.dtype;
   job.want_dlogits = args.dlogits.given();
   if (job.want_dlogits) job.dlogits = RowArray(args.dlogits);
-  job.stream = WritePastCaches(Elements(args.logits) *
-                               static_cast<int64_t>(SizeOf(args.logits.dtype)));
+  job.stream = WriteNonTemporal(
+      Elements(args.logits) * static_cast<int64_t>(SizeOf(args.logits.dtype)));
 
   threading::Workspace workspace;
   const size_t loss_bytes = threading::AlignUp(

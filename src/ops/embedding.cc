@@ -39,7 +39,7 @@ struct EmbeddingJob {
   int64_t dim = 0;
   int64_t column_items = 0;
   bool accumulate = false;
-  bool stream = false;  // write past the caches
+  bool stream = false;  // by non-temporal stores
   DType dtype = DType::kF32;
   DType dweight_dtype = DType::kF32;  // dtype or f32
 };
@@ -220,8 +220,8 @@ Status EmbeddingBackward(const EmbeddingBackwardArgs& args, Context* context) {
   job.dim = dy.sizes[3];
   job.column_items = CeilDiv(job.dim, kEmbeddingColumns);
   job.accumulate = args.accumulate_dweight;
-  job.stream = WritePastCaches(Elements(dy) *
-                               static_cast<int64_t>(SizeOf(dweight.dtype)));
+  job.stream = WriteNonTemporal(Elements(dy) *
+                                static_cast<int64_t>(SizeOf(dweight.dtype)));
   job.dtype = dy.dtype;
   job.dweight_dtype = dweight.dtype;
 

@@ -61,8 +61,8 @@ HWY_INLINE void StoreVector(D d, hn::Vec<D> v, Bf16* p) {
   hn::StoreU(NarrowToBf16(d, v), hn::Rebind<uint16_t, D>(), p);
 }
 
-// The same past the caches, where the conversion has no store of its own; p is
-// aligned to the vector stored.
+// The same by non-temporal stores, but where the conversion has no store of its
+// own; p is aligned to the vector stored.
 template <class D, typename T>
 HWY_INLINE void StreamVector(D d, hn::Vec<D> v, T* p) {
   if constexpr (std::is_same_v<T, hn::TFromD<D>>) {

@@ -36,7 +36,7 @@ struct RmsNormJob {
   DType dweight_dtype = DType::kF32;  // dtype or f32
   bool accumulate_dweight = false;
   bool want_dx = false;
-  bool stream = false;  // write past the caches
+  bool stream = false;  // by non-temporal stores
   // [pieces][partial_stride] of what the kernel computes in: sums of each
   // piece. nullptr: no dweight.
   std::byte* partial = nullptr;
@@ -316,7 +316,7 @@ RmsNormJob MakeJob(const ConstTensorView& x, const ConstTensorView& weight,
   job.dtype = x.dtype;
   job.weight_dtype = weight.dtype;
   job.stream =
-      WritePastCaches(Elements(x) * static_cast<int64_t>(SizeOf(x.dtype)));
+      WriteNonTemporal(Elements(x) * static_cast<int64_t>(SizeOf(x.dtype)));
   return job;
 }
 

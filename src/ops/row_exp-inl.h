@@ -36,7 +36,7 @@ struct ScaledRow {
   Computed<T> max = 0;
   double factor = 0.0;
   Computed<T> offset = 0;
-  bool stream = false;  // past the caches
+  bool stream = false;  // by non-temporal stores
 };
 
 // exp(x - shift) times this is what is to be written. (-inf) - (-inf) is NaN,

@@ -78,10 +78,10 @@ inline int64_t PipelinedRowsPerItem(int64_t rows, int64_t dim, DType dtype,
   return std::clamp<int64_t>(rows / (8 * num_threads), 1, most);
 }
 
-// Whether an output of so many bytes is written past the caches: it will not be
-// in them when it is read next, and lines need not be read before they are
-// written. 8 MiB is what a core of a server has as its share of L2 and L3.
-constexpr bool WritePastCaches(int64_t bytes) { return bytes >= 8 << 20; }
+// Whether an output of so many bytes is written by non-temporal stores: it will
+// not be in them when it is read next, and lines need not be read before they
+// are written. 8 MiB is what a core of a server has as its share of L2 and L3.
+constexpr bool WriteNonTemporal(int64_t bytes) { return bytes >= 8 << 20; }
 
 }  // namespace fa2::ops
 

@@ -29,7 +29,7 @@ struct SoftmaxJob {
   size_t dim = 0;
   std::byte* scratch = nullptr;  // forward: ExpScratch(dim) numbers a worker
   DType dtype = DType::kF32;
-  bool stream = false;  // write past the caches
+  bool stream = false;  // by non-temporal stores
 };
 
 }  // namespace fa2::ops
@@ -116,8 +116,8 @@ void RunSoftmax(const Context& context, SoftmaxKernel kernel,
   job->dim = static_cast<size_t>(shape.sizes[3]);
   if (rows == 0 || job->dim == 0) return;
   job->dtype = shape.dtype;
-  job->stream = WritePastCaches(Elements(shape) *
-                                static_cast<int64_t>(SizeOf(shape.dtype)));
+  job->stream = WriteNonTemporal(Elements(shape) *
+                                 static_cast<int64_t>(SizeOf(shape.dtype)));
   const int64_t step = PipelinedRowsPerItem(
       rows, shape.sizes[3], shape.dtype, context.impl().pool().num_threads());
   context.impl().pool().For(

@@ -28,7 +28,7 @@ struct SwiGluJob {
   bool want_dup = false;
   size_t dim = 0;
   DType dtype = DType::kF32;
-  bool stream = false;  // write past the caches
+  bool stream = false;  // by non-temporal stores
 };
 
 }  // namespace fa2::ops
@@ -132,8 +132,8 @@ void RunSwiGlu(const Context& context, SwiGluKernel kernel,
   job->dim = static_cast<size_t>(gate.sizes[3]);
   if (rows == 0 || job->dim == 0) return;
   job->dtype = gate.dtype;
-  job->stream = WritePastCaches(Elements(gate) *
-                                static_cast<int64_t>(SizeOf(gate.dtype)));
+  job->stream = WriteNonTemporal(Elements(gate) *
+                                 static_cast<int64_t>(SizeOf(gate.dtype)));
   const int64_t step = RowsPerItem(gate.sizes[3], gate.dtype);
   context.impl().pool().For(CeilDiv(rows, step),
                             [kernel, job, step, rows](int64_t item, int) {

@@ -216,7 +216,7 @@ void TransposeTilesOf(const TransposeJob& job, int64_t item) {
                          matrix % job.heads * job.out_strides[1];
 
   // Tiles begin where rows of the output are aligned, so that whole cache lines
-  // are written past the caches; the first one is that much shorter.
+  // are written by non-temporal stores; the first one is that much shorter.
   const size_t bytes = hn::Lanes(d) * sizeof(T);
   const size_t past = reinterpret_cast<uintptr_t>(out) % bytes;
   const bool stream = job.stream && job.out_strides[2] % bytes == 0;
@@ -329,7 +329,7 @@ Status Transpose2d(const ConstTensorView& in, const TensorView& out,
     job.in_strides[dim] = in.strides[dim] * size;
     job.out_strides[dim] = out.strides[dim] * size;
   }
-  job.stream = WritePastCaches(Elements(in) * size);
+  job.stream = WriteNonTemporal(Elements(in) * size);
   // Items of 512 x 512: the pages of their 1,024 rows, in and out, stay in the
   // second-level TLB (2,048 entries) from tile to tile. Smaller ones where
   // there would be few of them.

@@ -78,7 +78,7 @@ struct ScoreOptions {
   // rowwise/staging.h; panels are Engine::query_panel wide and key_rows rows
   // high.
   const void* bias = nullptr;     // added; -inf masks
-  RowsAhead bias_ahead;           // what will be staged next
+  PrefetchRows bias_ahead;        // what will be staged next
   ScoreStream bias_stream;        // or this, if the engine takes it
   const void* dropout = nullptr;  // Z: 0 or 1 / (1 - p); see dropout_bits
   DropoutBlock dropout_stream;    // or this if p > 0, see streams_scores

@@ -31,7 +31,7 @@ struct ScoreMatrix {
 
 // Rows of memory that the block after this one reads, to be prefetched
 // meanwhile; all zero when that is not known.
-struct RowsAhead {
+struct PrefetchRows {
   const char* data = nullptr;
   int64_t stride = 0;  // bytes
   int64_t rows = 0;

@@ -250,7 +250,7 @@ TEST_P(RowOps, RmsNormBackward) {
   TestRmsNormBackward(GetParam(), DType::kF32, {9001, 3}, true);
 }
 
-// 9 MiB and more are written past the caches, by other instructions.
+// 9 MiB and more are written by non-temporal stores.
 TEST_P(RowOps, LargeResultsAreTheSameBits) {
   const int64_t dim = 1201;
   const int64_t rows = 4000;

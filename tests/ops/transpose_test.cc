@@ -81,7 +81,7 @@ TEST(Transpose, AllSizes) {
   }
 }
 
-// 12 MiB: written past the caches, from every alignment of the output.
+// 12 MiB: written by non-temporal stores, from every alignment of the output.
 TEST(Transpose, LargeAtAllAlignments) {
   constexpr int64_t kRows = 1024;
   constexpr int64_t kCols = 1031;

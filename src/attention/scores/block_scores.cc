@@ -80,7 +80,7 @@ BlockScores::TileSum BlockScores::FindTiles(const PairRows& pair, bool in_range,
   return sum;
 }
 
-simd::RowsAhead BlockScores::BiasAhead(const PairRows& next) const {
+simd::PrefetchRows BlockScores::BiasAhead(const PairRows& next) const {
   const Interval& queries = next.queries.rows;
   const Interval& keys = next.keys.rows;
   if (queries.empty() || keys.empty()) return {};

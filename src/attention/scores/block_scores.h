@@ -43,7 +43,7 @@ class BlockScores {
   }
 
   // What `next` will stage of its bias.
-  simd::RowsAhead BiasAhead(const PairRows& next) const;
+  simd::PrefetchRows BiasAhead(const PairRows& next) const;
 
   // What the tiles of a block are.
   struct TileSum {

@@ -2,7 +2,7 @@
 //
 // Each usual option alone has an instance of the passes of its own, in which it
 // is known at compile time, so that they run between tile products as the plain
-// pass does; kGeneral asks for all of them at run time.
+// pass does; kGeneral tests for all of them at run time.
 
 // Included for one Highway target only, amx/target.h.
 #ifndef FA2_SRC_SIMD_AMX_ELEMENTS_INL_H_

@@ -204,7 +204,7 @@ HWY_INLINE void WritePanel(Role role, const PackPlace& at, int term,
   }
 }
 
-// Asks for the first line of 32 rows, `stride` bytes apart.
+// Prefetches the first line of 32 rows, `stride` bytes apart.
 HWY_INLINE void FetchRows(const uint8_t* rows, int64_t stride) {
   for (int64_t r = 0; r < 32; ++r) _mm_prefetch(rows + r * stride, _MM_HINT_T0);
 }

@@ -188,7 +188,7 @@ struct NoSideWork {
   HWY_INLINE void Step() const {}
 };
 
-// Asks for the accumulator `next` during the product before it, of so many
+// Prefetches the accumulator `next` during the product before it, of so many
 // steps, beside other side work: the first tile products would wait for it (32
 // x 32 scores of dV or dK at D 128: 341 -> 314 cycles, D 256: 667 -> 595; dQ^T
 // at D 128: 3%).

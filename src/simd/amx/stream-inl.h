@@ -34,7 +34,7 @@ struct StreamPart {
   StagedShape shape;
 };
 
-// Asks for the rows of a stream a few lines at a time, between tile products.
+// Prefetches the rows of a stream a few lines at a time, between tile products.
 // All of 32 x 32 at once they would take all of L1's fill buffers, for which
 // the tile loads then wait (900 cycles); and rows are most often pages apart,
 // more of them than the first-level TLB holds, so that each visit costs too.
@@ -82,7 +82,7 @@ class StreamFetch {
  private:
   const char* at_ = nullptr;
   int64_t stride_ = 0;  // bytes
-  int64_t chunk_ = 0;   // bytes of a row that are asked for at once
+  int64_t chunk_ = 0;   // bytes of a row that are prefetched at once
   int64_t rows_ = 0;
   int64_t row_ = 0;
   int64_t left_ = 0;
@@ -156,7 +156,8 @@ HWY_INLINE void GivePart(const ScoreStream& s, int64_t key, int64_t query,
   }
   float* const out = static_cast<float*>(const_cast<void*>(p.matrix.data));
   const int64_t stride = p.matrix.query_stride;
-  // Whole lines are written past the caches: they need not be read first.
+  // Whole lines are written by non-temporal stores: they need not be read
+  // first.
   const bool lines =
       reinterpret_cast<uintptr_t>(out) % 64 == 0 && stride % 16 == 0;
   for (int i = 0; i < 32; i += 16) {

@@ -59,8 +59,8 @@ inline void UnpackQueryRows(const void* accumulator, int64_t /*queries*/,
   }
 }
 
-// Stores `columns` of 32 bf16 from a column on; a whole line past the caches if
-// wanted (one thread: N 1,024 4 to 5% of the backward, N 2,048 3%).
+// Stores `columns` of 32 bf16 from a column on; a whole line by a non-temporal
+// store if wanted (one thread: N 1,024 4 to 5% of the backward, N 2,048 3%).
 HWY_INLINE void StoreColumns(const MutableRows& out, int64_t row,
                              int64_t column, __mmask32 columns, __m512i x) {
   uint16_t* const to =
@@ -74,8 +74,8 @@ HWY_INLINE void StoreColumns(const MutableRows& out, int64_t row,
   }
 }
 
-// Stores past the caches wait for nobody: whoever is told that the rows are
-// written must find them.
+// Non-temporal stores are not ordered with later ones: whoever is told that the
+// rows are written must see them.
 HWY_INLINE void FinishStores(const MutableRows& out) {
   if (out.non_temporal) _mm_sfence();
 }

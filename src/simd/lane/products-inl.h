@@ -28,7 +28,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // What the next product reads, or what follows the block's operand in memory:
 // the next block's. It comes from L3, which holds all of Q, dO and dQ when L2
-// holds a block of them; without being asked for it costs a tenth of the time.
+// holds a block of them; without a prefetch that costs a tenth of the time.
 struct Ahead {
   const void* data = nullptr;
   size_t bytes = 0;
@@ -39,14 +39,14 @@ struct Ahead {
   }
 };
 
-// To memory; meanwhile asks for rows that are elsewhere, a few lines before
+// To memory; meanwhile prefetches rows that are elsewhere, a few lines before
 // each register block. All at once they would wait for one another: a core has
 // some 24 lines under way (Bf16Dot with a bias, forward, D 128: 30.4 -> 26.0
 // ms).
 class ToMemoryAhead : public ToMemory {
  public:
   // Over `blocks` register blocks, at least one.
-  ToMemoryAhead(const RowsAhead& rows, size_t blocks)
+  ToMemoryAhead(const PrefetchRows& rows, size_t blocks)
       : left_(rows),
         lines_(rows.rows * ((rows.bytes + kLine - 1) / kLine) /
                    static_cast<int64_t>(blocks) +
@@ -66,7 +66,7 @@ class ToMemoryAhead : public ToMemory {
 
  private:
   static constexpr int64_t kLine = 64;
-  RowsAhead left_;
+  PrefetchRows left_;
   int64_t at_ = 0;  // in the first row left
   int64_t lines_;   // at a time
 };

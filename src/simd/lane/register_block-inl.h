@@ -33,10 +33,10 @@ inline constexpr size_t kBlockVectors = 2;
 inline constexpr size_t kBlockVectors = 4;
 #endif
 
-// Whether a register block asks for its rows of C and for those of A that the
+// Whether a register block prefetches its rows of C and those of A that the
 // next one takes. Where a step has 8 loads for 12 multiply-adds of half the
-// width, asking costs more than waiting (Zen 3, backward: 1 to 2%).
-inline constexpr bool kAsksForRows = kBlockVectors > 2;
+// width, a prefetch costs more than the miss (Zen 3, backward: 1 to 2%).
+inline constexpr bool kPrefetchesRows = kBlockVectors > 2;
 
 // How a product multiplies: what a lane of A and B holds, and the sum's lane
 // type.
@@ -92,13 +92,13 @@ struct Product {
   bool add;
   // With `add`: C's columns times these, + A B. nullptr for ones.
   const Sum* c_factor = nullptr;
-  // What is read after this product, asked for into L2 meanwhile: a turn asks
-  // for `next_step` bytes, from `next` on.
+  // What is read after this product, prefetched into L2 meanwhile: a turn
+  // prefetches `next_step` bytes, from `next` on.
   const char* next = nullptr;
   size_t next_step = 0;
 };
 
-// What one register block asks for.
+// What one register block prefetches.
 template <typename Element, typename Sum>
 HWY_INLINE size_t NextBytes(const Product<Element, Sum>& p) {
   return p.segments * (p.steps / kTurn) * p.next_step;
@@ -164,11 +164,11 @@ HWY_NOINLINE void RegisterBlock(
   V c40 = c00, c41 = c00, c42 = c00, c43 = c00;
   V c50 = c00, c51 = c00, c52 = c00, c53 = c00;
 
-  // The sums that C holds come from L2 at best: asked for now, they are there
+  // The sums that C holds come from L2 at best: prefetched now, they are in L1
   // when the loop ends.
   const size_t c_row = product.c_row;
   const Sum* HWY_RESTRICT ahead = product.c;
-  for (size_t i = 0; kAsksForRows && Sink::kIsMemory && i < kRows;
+  for (size_t i = 0; kPrefetchesRows && Sink::kIsMemory && i < kRows;
        ++i, ahead += c_row) {
     for (size_t j = 0; j < kVectors; ++j) hwy::Prefetch(ahead + j * lanes);
   }
@@ -218,7 +218,7 @@ HWY_NOINLINE void RegisterBlock(
     const Element* HWY_RESTRICT a3 = a + 3 * a_row;
     size_t done = 0;
     for (; done + kTurn <= product.steps; done += kTurn) {
-      if constexpr (kUnitStep && kAsksForRows) {
+      if constexpr (kUnitStep && kPrefetchesRows) {
         // A line of each of the rows that the next block starts with.
         if (done % (64 / sizeof(Element)) == 0) {
           for (size_t i = 0; i < kRows; ++i) {

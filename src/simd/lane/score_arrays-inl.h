@@ -43,8 +43,8 @@ class BackwardScores {
   // right_bytes: a panel of Q and one of dO.
   static size_t StripKeys(size_t keys, size_t /*right_bytes*/) { return keys; }
 
-  // S and dP of a strip of a panel, [key][W]. Valid until the next panel's are
-  // asked for.
+  // S and dP of a strip of a panel, [key][W]. Valid until those of the
+  // next panel are taken.
   T* s(size_t panel) const { return s_ + panel * panel_; }
   T* dp(size_t panel) const { return dp_ + panel * panel_; }
 

@@ -120,7 +120,7 @@ struct StagingFunctions {
       return static_cast<const S*>(bias.data) + query * bias.query_stride +
              key * bias.key_stride;
     };
-    // Asks for what the same row of the next keys, or of the next group of
+    // Prefetches what the same row of the next keys, or of the next group of
     // queries, will need.
     const auto fetch_next = [&](int64_t query, int64_t key) {
       if (bias.key_stride != 1 || bias.query_stride == 0) return;

@@ -79,8 +79,8 @@ class BackwardPass {
     }
     gradients_.ReleaseQueries();
     Tiles::End();
-    // Stores past the caches wait for nobody: whoever is told that the block is
-    // done must find them.
+    // Non-temporal stores are not ordered with later ones: whoever is told that
+    // the block is done must see them.
     if (b_.ds_stream.given()) _mm_sfence();
   }
 
@@ -110,9 +110,9 @@ class BackwardPass {
     }
   };
 
-  // Begins to ask for the bias of the slab from panel `slab` on; after the last
-  // one, for that of the first against the queries after the block's, which are
-  // most often next.
+  // Begins to prefetch the bias of the slab from panel `slab` on; after the
+  // last one, that of the first against the queries after the block's, which
+  // are most often next.
   void FetchBias(int64_t slab) {
     fetch_.Finish();
     ScoreStream bias = b_.score.bias_stream;

@@ -30,7 +30,7 @@ class SlabScores {
   using Layout = ScoreLayout<kPanelTiles>;
 
   // `chunk` in panels. `dropout` has drawn the bits of a slab that is run;
-  // `fetch` goes on with what it has begun to ask for.
+  // `fetch` goes on with what it has begun to prefetch.
   SlabScores(const BackwardBlock& block, const BackwardScratch& scratch,
              int64_t chunk, const SlabDropout& dropout, StreamFetch& fetch)
       : b_(block),

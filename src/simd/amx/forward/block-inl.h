@@ -113,7 +113,7 @@ class ForwardPass {
     Flush();
   }
 
-  // Begins to ask for the bias of a strip, two strips ahead of its use.
+  // Begins to prefetch the bias of a strip, two strips ahead of its use.
   void Fetch(const Strip& strip) {
     fetch_.Finish();
     if (strip.query < 0) return;
