@@ -5,28 +5,37 @@
 #ifndef FA2_SRC_SIMD_AMX_UNPACK_INL_H_
 #define FA2_SRC_SIMD_AMX_UNPACK_INL_H_
 
+#include <algorithm>
+
 #include "src/simd/amx/pack-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+inline constexpr int64_t kTileFloats = kTileBytes / 4;
+
+using RowTag = hn::FixedTag<float, 16>;  // 16 columns
 
 inline void UnpackKeyRows(const void* accumulator, int64_t /*keys*/,
                           int64_t depth, int64_t first, int64_t count,
                           void* rows, int64_t row_stride) {
+  const RowTag d16;
   const int64_t columns = 2 * amx::DepthTiles(depth);
-  const uint8_t* tiles = static_cast<const uint8_t*>(accumulator);
+  const float* tiles = static_cast<const float*>(accumulator);
   for (int64_t r = 0; r < count; ++r) {
     const int64_t row = first + r;
     float* out = static_cast<float*>(rows) + r * row_stride;
     for (int64_t d = 0; 16 * d < depth; ++d) {
-      const __m512 x = _mm512_load_ps(
-          tiles + ((row / 16) * columns + d) * kTileBytes + row % 16 * 64);
+      const auto x =
+          hn::Load(d16, tiles + ((row / 16) * columns + d) * kTileFloats +
+                            row % 16 * 16);
       const int64_t left = depth - 16 * d;
       if (left >= 16) {
-        _mm512_storeu_ps(out + 16 * d, x);
+        hn::StoreU(x, d16, out + 16 * d);
       } else {
-        _mm512_mask_storeu_ps(out + 16 * d,
-                              static_cast<__mmask16>((1 << left) - 1), x);
+        hn::BlendedStore(x, hn::FirstN(d16, static_cast<size_t>(left)), d16,
+                         out + 16 * d);
       }
     }
   }
@@ -35,14 +44,13 @@ inline void UnpackKeyRows(const void* accumulator, int64_t /*keys*/,
 inline void UnpackQueryRows(const void* accumulator, int64_t /*queries*/,
                             int64_t depth, int64_t first, int64_t count,
                             void* rows, int64_t row_stride) {
+  const RowTag d16;
   const int64_t columns = 2 * amx::DepthTiles(depth);
   const uint8_t* tiles = static_cast<const uint8_t*>(accumulator);
   for (int64_t panel = first / 32; 32 * panel < first + count; ++panel) {
     for (int64_t d = 0; 16 * d < depth; ++d) {
-      const int64_t left = depth - 16 * d;
-      const __mmask16 mask = left >= 16
-                                 ? static_cast<__mmask16>(0xffff)
-                                 : static_cast<__mmask16>((1 << left) - 1);
+      const auto mask = hn::FirstN(
+          d16, static_cast<size_t>(std::min<int64_t>(16, depth - 16 * d)));
       for (int64_t half = 0; half < 2; ++half) {
         const uint8_t* tile =
             tiles + ((panel * columns + d) * 2 + half) * kTileBytes;
@@ -51,8 +59,8 @@ inline void UnpackQueryRows(const void* accumulator, int64_t /*queries*/,
         for (int i = 0; i < 16; ++i) {
           const int64_t r = 32 * panel + amx::QueryOfLane(half, i) - first;
           if (r < 0 || r >= count) continue;
-          _mm512_mask_storeu_ps(
-              static_cast<float*>(rows) + r * row_stride + 16 * d, mask, v[i]);
+          hn::BlendedStore(hn::Vec<RowTag>{v[i]}, mask, d16,
+                           static_cast<float*>(rows) + r * row_stride + 16 * d);
         }
       }
     }

@@ -14,21 +14,24 @@
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
 
+// 16 of the 32 queries.
+using QueryTag = hn::FixedTag<float, 16>;
+
 // Whether all of 32 queries have seen something.
 HWY_INLINE bool HaveMaxima(const float* m) {
-  const __m512 nothing = _mm512_set1_ps(-HUGE_VALF);
-  return (_mm512_cmp_ps_mask(_mm512_loadu_ps(m), nothing, _CMP_EQ_OQ) |
-          _mm512_cmp_ps_mask(_mm512_loadu_ps(m + 16), nothing, _CMP_EQ_OQ)) ==
-         0;
+  const QueryTag d;
+  const auto nothing = hn::Set(d, -HUGE_VALF);
+  return hn::AllFalse(d, hn::Or(hn::Eq(hn::LoadU(d, m), nothing),
+                                hn::Eq(hn::LoadU(d, m + 16), nothing)));
 }
 
 // Whether a strip's sums of P for 32 queries show that the maxima of the strips
 // before served for it too.
 HWY_INLINE bool SumsAreLow(const float* sum) {
-  const __m512 most = _mm512_set1_ps(kMostOfServing);
-  return (_mm512_cmp_ps_mask(_mm512_loadu_ps(sum), most, _CMP_NLE_UQ) |
-          _mm512_cmp_ps_mask(_mm512_loadu_ps(sum + 16), most, _CMP_NLE_UQ)) ==
-         0;
+  const QueryTag d;
+  const auto most = hn::Set(d, kMostOfServing);
+  return hn::AllTrue(d, hn::And(hn::Le(hn::LoadU(d, sum), most),
+                                hn::Le(hn::LoadU(d, sum + 16), most)));
 }
 
 // Moves the maxima `m` of 32 queries on to `seen` times `scale` and `ahead`
@@ -41,35 +44,30 @@ HWY_INLINE bool RaiseMaxima(const float* seen, float scale, float ahead,
                             float origin, float* HWY_RESTRICT m,
                             float* HWY_RESTRICT l, float* HWY_RESTRICT max,
                             __m512 (&alpha)[2]) {
+  const QueryTag d;
   bool scaled = false;
-  const __m512 least_rise = _mm512_set1_ps(ahead > 0.0f ? 0.0f : 5.5f);
+  const auto least_rise = hn::Set(d, ahead > 0.0f ? 0.0f : 5.5f);
+  const auto log2e = hn::Set(d, kLog2E<float>);
   for (int h = 0; h < 2; ++h) {
-    const __m512 old = _mm512_loadu_ps(m + 16 * h);
-    const __m512 scores =
-        _mm512_fmadd_ps(_mm512_load_ps(seen + 16 * h), _mm512_set1_ps(scale),
-                        _mm512_set1_ps(ahead));
-    const __mmask16 raise =
-        _mm512_cmp_ps_mask(scores, _mm512_add_ps(old, least_rise), _CMP_GT_OQ);
-    const __m512 now = _mm512_mask_mov_ps(old, raise, scores);
-    alpha[h] = _mm512_set1_ps(1.0f);
-    if (raise != 0) {
-      alpha[h] = _mm512_mask_mov_ps(
-          alpha[h], raise,
-          Exp2(_mm512_mul_ps(_mm512_sub_ps(old, now),
-                             _mm512_set1_ps(kLog2E<float>))));
-      _mm512_storeu_ps(l + 16 * h,
-                       _mm512_mul_ps(_mm512_loadu_ps(l + 16 * h), alpha[h]));
-      _mm512_storeu_ps(m + 16 * h, now);
+    const auto old = hn::LoadU(d, m + 16 * h);
+    const auto scores = hn::MulAdd(hn::Load(d, seen + 16 * h),
+                                   hn::Set(d, scale), hn::Set(d, ahead));
+    const auto raise = hn::Gt(scores, hn::Add(old, least_rise));
+    const auto now = hn::IfThenElse(raise, scores, old);
+    auto factor = hn::Set(d, 1.0f);
+    if (!hn::AllFalse(d, raise)) {
+      const hn::Vec<QueryTag> fall{Exp2(hn::Mul(hn::Sub(old, now), log2e).raw)};
+      factor = hn::IfThenElse(raise, fall, factor);
+      hn::StoreU(hn::Mul(hn::LoadU(d, l + 16 * h), factor), d, l + 16 * h);
+      hn::StoreU(now, d, m + 16 * h);
       scaled = true;
     }
+    alpha[h] = factor.raw;
     // Queries that have seen nothing: exp2(-inf - 0) = 0.
-    const __mmask16 seen_any =
-        _mm512_cmp_ps_mask(now, _mm512_set1_ps(-HUGE_VALF), _CMP_NEQ_UQ);
-    _mm512_storeu_ps(
-        max + 16 * h,
-        _mm512_add_ps(
-            _mm512_maskz_mul_ps(seen_any, now, _mm512_set1_ps(kLog2E<float>)),
-            _mm512_set1_ps(origin)));
+    const auto seen_any = hn::Ne(now, hn::Set(d, -HUGE_VALF));
+    hn::StoreU(hn::Add(hn::IfThenElseZero(seen_any, hn::Mul(now, log2e)),
+                       hn::Set(d, origin)),
+               d, max + 16 * h);
   }
   return scaled;
 }
