@@ -62,6 +62,8 @@ struct Blocks {
   }
   int64_t superblocks() const { return CeilDiv(rows, superblock); }
   Interval Block(int64_t index) const {
+    // Short sequences are one block, and the time of their calls counts.
+    if (rows <= std::min(size, superblock)) return {0, rows};
     const int64_t blocks = CountOf(std::min(superblock, rows));
     const Interval within = Superblock(index / blocks);
     const int64_t begin = within.begin + index % blocks * size;
