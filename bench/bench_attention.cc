@@ -25,9 +25,9 @@
 #include <vector>
 
 #include "bench/attention_case.h"
+#include "bench/peak/peak.h"
 #include "fa2/attention.h"
 #include "fa2/context.h"
-#include "src/peak/peak.h"
 
 namespace fa2::bench {
 namespace {

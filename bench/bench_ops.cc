@@ -18,9 +18,9 @@
 #include <thread>
 #include <vector>
 
+#include "bench/peak/peak.h"
 #include "fa2/context.h"
 #include "fa2/training_ops.h"
-#include "src/peak/peak.h"
 
 namespace fa2::bench {
 namespace {
@@ -109,7 +109,6 @@ Call PrepareRmsNormBackward(DType dtype, int64_t rows, int64_t dim,
   args.weight = arrays->Add(DType::kF32, 1, dim);
   args.dx = arrays->Add(dtype, rows, dim);
   args.dweight = arrays->Add(DType::kF32, 1, dim);
-  args.accumulate_dweight = false;
   return [=](Context* context) { return RmsNormBackward(args, context); };
 }
 
@@ -121,7 +120,6 @@ Call PrepareEmbeddingBackward(DType dtype, int64_t rows, int64_t dim,
   args.dy = arrays->Add(dtype, rows, dim);
   args.ids = arrays->Add(DType::kI32, 1, rows, kVocabulary);
   args.dweight = arrays->Add(DType::kF32, kVocabulary, dim);
-  args.accumulate_dweight = false;
   return [=](Context* context) { return EmbeddingBackward(args, context); };
 }
 
@@ -132,7 +130,6 @@ Call PrepareCrossEntropy(DType dtype, int64_t rows, int64_t dim,
   args.targets = arrays->Add(DType::kI32, 1, rows, dim);
   args.loss = arrays->Add(DType::kF32, 1, 1);
   args.dlogits = arrays->Add(dtype, rows, dim);
-  args.accumulate_loss = false;
   return [=](Context* context) { return CrossEntropy(args, context); };
 }
 

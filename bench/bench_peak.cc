@@ -1,11 +1,11 @@
-// The machine's limits, as Google Benchmark counters: what src/peak/peak.h
+// The machine's limits, as Google Benchmark counters: what bench/peak/peak.h
 // measures, on one thread and on all.
 #include <benchmark/benchmark.h>
 
 #include <string>
 #include <thread>
 
-#include "src/peak/peak.h"
+#include "bench/peak/peak.h"
 
 namespace {
 

@@ -43,7 +43,7 @@ fa2::Status Step() {
   forward.k = fa2::Dense(k.data(), f32, batch, kv_heads, length, dim);
   forward.v = fa2::Dense(v.data(), f32, batch, kv_heads, length, dim);
   forward.out = fa2::Dense(out.data(), f32, batch, heads, length, dim);
-  forward.lse = fa2::Dense(lse.data(), f32, batch, heads, length, 1);
+  forward.lse = fa2::Dense(lse.data(), f32, batch, heads, length);
   forward.options.causal = fa2::Causal::kTopLeft;
   status = fa2::AttentionForward(forward, context.get());
   if (!status.ok()) return status;

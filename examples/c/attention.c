@@ -71,7 +71,7 @@ int main(void) {
   forward.k = fa2_dense_const(k, FA2_F32, B, HKV, N, D);
   forward.v = fa2_dense_const(v, FA2_F32, B, HKV, N, D);
   forward.out = fa2_dense(out, FA2_F32, B, HQ, N, D);
-  forward.lse = fa2_dense(lse, FA2_F32, B, HQ, N, 1);
+  forward.lse = fa2_dense_rows(lse, FA2_F32, B, HQ, N);
   check(fa2_attention_forward(&forward, context), "fa2_attention_forward");
 
   fa2_attention_backward_args backward = {0};
@@ -82,7 +82,7 @@ int main(void) {
   backward.k = forward.k;
   backward.v = forward.v;
   backward.out = fa2_dense_const(out, FA2_F32, B, HQ, N, D);
-  backward.lse = fa2_dense_const(lse, FA2_F32, B, HQ, N, 1);
+  backward.lse = fa2_dense_rows_const(lse, FA2_F32, B, HQ, N);
   backward.dq = fa2_dense(dq, FA2_F32, B, HQ, N, D);
   backward.dk = fa2_dense(dk, FA2_F32, B, HKV, N, D);
   backward.dv = fa2_dense(dv, FA2_F32, B, HKV, N, D);

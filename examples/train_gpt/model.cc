@@ -200,6 +200,7 @@ void Model::Backward(const Batch& batch) {
   args.dy = Matrix(dx_.data(), n, dim);
   args.ids = Ids(batch.inputs);
   args.dweight = Matrix(Gradient(embedding_), kVocabulary, dim);
+  args.accumulate_dweight = true;
   Check(fa2::EmbeddingBackward(args, context_));
 }
 
@@ -261,6 +262,7 @@ void Model::NormBackward(size_t weight, const float* x, const float* dy,
   args.weight = Matrix(Value(weight), 1, config_.dim);
   args.dx = Matrix(through, n, config_.dim);
   args.dweight = Matrix(Gradient(weight), 1, config_.dim);
+  args.accumulate_dweight = true;
   Check(fa2::RmsNormBackward(args, context_));
   workers_->For(n * config_.dim, kPiece, [=](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) dx[i] += through[i];

@@ -22,27 +22,30 @@ struct Allocator {
 };
 
 struct ContextOptions {
-  int num_threads =
-      0;  // 0: FA2_NUM_THREADS, or all cores that this process may use
-  size_t memory_limit =
-      0;  // bytes of workspace a context may hold at once; 0: no limit
-  Allocator allocator;     // empty: 2 MiB pages where the system gives them
-  std::string max_target;  // Highway's name in lower case ("avx2", …); empty:
-                           // FA2_MAX_TARGET, or the best
-  std::string engine;      // "f32", "bf16dot" or "amx" (where the CPU has
-                           // it); empty: FA2_ENGINE, or the fastest for each
-                           // call
+  // 0: FA2_NUM_THREADS, or all cores that this process may use.
+  int num_threads = 0;
+  // Bytes of workspace that the context may hold at once; 0: no limit.
+  size_t memory_limit = 0;
+  // Empty: 2 MiB pages where the system gives them.
+  Allocator allocator;
+  // Highway's name in lower case ("avx2"); empty: FA2_MAX_TARGET, or the best.
+  std::string max_target;
+  // "f32", "bf16dot" or "amx" (where the CPU has it); empty: FA2_ENGINE, or the
+  // fastest for each call.
+  std::string engine;
 };
 
-// What a context computes with, for logs and for `fa2 info`.
+// What a context computes with, for logs.
 struct ContextInfo {
   int num_threads = 0;
-  std::string target;  // the instruction set in use, e.g. "avx3"
-  std::string engine;  // engine for bf16 inputs in precision fast
-  std::vector<std::string>
-      targets;  // every target that this build and this CPU have, best first
-  std::vector<std::string>
-      engines;  // every engine that this build and this CPU have
+  // The instruction set in use, e.g. "avx3".
+  std::string target;
+  // Engine for bf16 inputs in precision fast.
+  std::string engine;
+  // Every target that this build and this CPU have, best first.
+  std::vector<std::string> targets;
+  // Every engine that this build and this CPU have.
+  std::vector<std::string> engines;
 };
 
 // Thread-safe: calls from several threads may share one context; each takes a
@@ -57,23 +60,16 @@ class FA2_EXPORT Context {
                        std::unique_ptr<Context>* context);
 
   // The context that calls use when given none: made on first use from the
-  // environment. When the environment is wrong,
-  // `*context` is nullptr and the status says why.
+  // environment. When the environment is wrong, `*context` is nullptr and the
+  // status says why.
   static Status Default(Context** context);
 
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
+  // Throws std::bad_alloc where memory has run out.
   ContextInfo Info() const;
-
-  // Floating-point operations per second (a multiply-add counts two) that the
-  // arithmetic unit behind Info().engine reaches at most on num_threads threads
-  // at once, on random data in registers: the denominator of an attention
-  // call's share of the peak. Takes some 60 ms of all those threads. Fails with
-  // kUnsupported where this build has no loop for that unit, or the system
-  // gives no more threads.
-  Status MeasurePeak(double* flops) const;
 
   // Bytes of workspace held now, in use or kept for reuse; the highest number
   // so far; how often memory was asked for.

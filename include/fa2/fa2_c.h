@@ -1,4 +1,5 @@
-/* The C interface of fa2: every function of the C++ interface, in C99.
+/* The C interface of fa2: every function of the C++ interface, in C99. The
+ * headers of fa2/compat/ add entry points with the parameters of other kernels.
  *
  * Status and message. Every function that can fail returns a fa2_status; on
  * anything but FA2_OK nothing has been written, and fa2_last_error() gives one
@@ -23,6 +24,7 @@
 #include <stdint.h>
 
 #include "fa2/export.h"
+#include "fa2/version.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -32,12 +34,14 @@ extern "C" {
 
 typedef enum fa2_status {
   FA2_OK = 0,
-  FA2_INVALID_ARGUMENT =
-      1,                 /* arguments do not fit each other or the contract */
-  FA2_OUT_OF_MEMORY = 2, /* no workspace, or it is over the context's limit */
-  FA2_UNSUPPORTED = 3,   /* a combination, target or engine that this build or
-                            CPU lacks */
-  FA2_INTERNAL = 4       /* a fault of fa2 itself */
+  /* The arguments do not fit each other or the function. */
+  FA2_INVALID_ARGUMENT = 1,
+  /* No memory to be had, or workspace is over the context's limit. */
+  FA2_OUT_OF_MEMORY = 2,
+  /* A combination, target or engine that this build or CPU lacks. */
+  FA2_UNSUPPORTED = 3,
+  /* A fault of fa2 itself. */
+  FA2_INTERNAL = 4
 } fa2_status;
 
 /* The sentence of the last failed call on this thread; "" after one that
@@ -48,7 +52,8 @@ FA2_EXPORT const char* fa2_last_error(void);
  * or "unknown status". */
 FA2_EXPORT const char* fa2_status_string(fa2_status status);
 
-/* "MAJOR.MINOR.PATCH". */
+/* "MAJOR.MINOR.PATCH" of the library; FA2_VERSION_STRING of fa2/version.h is
+ * that of the headers. */
 FA2_EXPORT const char* fa2_version_string(void);
 
 /* MAJOR * 1000000 + MINOR * 1000 + PATCH. */
@@ -67,13 +72,17 @@ enum {
   FA2_I64 = 6
 };
 
-/* A read-only strided array of four dimensions. `strides` count elements and
- * may be negative or 0; `data` points to element (0,0,0,0), NULL means "not
- * given". Arrays of fewer dimensions carry leading sizes of 1. */
+/* A read-only strided array of at most four dimensions. `strides` count
+ * elements and may be negative or 0; `data` points to element (0,0,0,0), NULL
+ * means "not given". Matrices and vectors carry leading sizes of 1; row
+ * statistics [B, H, N] (lse, dlse, delta) a last size of 1, which
+ * fa2_dense_rows fills in. */
 typedef struct fa2_const_tensor {
   const void* data;
+  /* FA2_F32 to FA2_I64. */
   int32_t dtype;
-  int32_t reserved; /* 0 */
+  /* 0. */
+  int32_t reserved;
   int64_t sizes[4];
   int64_t strides[4];
 } fa2_const_tensor;
@@ -82,18 +91,27 @@ typedef struct fa2_const_tensor {
 typedef struct fa2_tensor {
   void* data;
   int32_t dtype;
-  int32_t reserved; /* 0 */
+  /* 0. */
+  int32_t reserved;
   int64_t sizes[4];
   int64_t strides[4];
 } fa2_tensor;
 
-/* Dense views: the last dimension is contiguous. For Q: batch, heads,
- * sequence, head_dim. */
+/* Dense views: the last dimension is contiguous. For q: B, Hq, Nq, D. */
 FA2_EXPORT fa2_const_tensor fa2_dense_const(const void* data, int32_t dtype,
                                             int64_t b, int64_t h, int64_t n,
                                             int64_t d);
 FA2_EXPORT fa2_tensor fa2_dense(void* data, int32_t dtype, int64_t b, int64_t h,
                                 int64_t n, int64_t d);
+
+/* Dense row statistics: B, Hq, Nq for lse, dlse and delta; with packed
+ * sequences 1, Hq, total_q, or padded: sequences, Hq, longest. For other
+ * strides, set strides[0..2] of the result. */
+FA2_EXPORT fa2_const_tensor fa2_dense_rows_const(const void* data,
+                                                 int32_t dtype, int64_t b,
+                                                 int64_t h, int64_t n);
+FA2_EXPORT fa2_tensor fa2_dense_rows(void* data, int32_t dtype, int64_t b,
+                                     int64_t h, int64_t n);
 
 /* ---- Contexts ----------------------------------------------------------- */
 
@@ -104,9 +122,12 @@ typedef struct fa2_context fa2_context;
 
 typedef struct fa2_context_options {
   size_t struct_size;
-  int32_t num_threads; /* 0: FA2_NUM_THREADS, or all cores of this process */
-  int32_t reserved;    /* 0 */
-  size_t memory_limit; /* bytes of workspace held at once; 0: no limit */
+  /* 0: FA2_NUM_THREADS, or all cores of this process. */
+  int32_t num_threads;
+  /* 0. */
+  int32_t reserved;
+  /* Bytes of workspace held at once; 0: no limit. */
+  size_t memory_limit;
   /* Where workspace comes from: all of it out of one buffer of the caller's,
    * which must outlive the context (two calls at once need twice the bytes);
    * or a pair of functions; or, with neither, the system. `allocate` returns
@@ -116,10 +137,12 @@ typedef struct fa2_context_options {
   void* (*allocate)(void* opaque, size_t bytes, size_t alignment);
   void (*release)(void* opaque, void* memory, size_t bytes);
   void* opaque;
-  const char* max_target; /* Highway's name in lower case ("avx2"); NULL or "":
-                             FA2_MAX_TARGET, or the best */
-  const char* engine;     /* "f32", "bf16dot", "amx"; NULL or "": FA2_ENGINE, or
-                             the fastest for the data */
+  /* Highway's name in lower case ("avx2"); NULL or "": FA2_MAX_TARGET, or the
+   * best. */
+  const char* max_target;
+  /* "f32", "bf16dot", "amx"; NULL or "": FA2_ENGINE, or the fastest for each
+   * call. */
+  const char* engine;
 } fa2_context_options;
 
 /* `options` may be NULL. */
@@ -133,25 +156,26 @@ typedef struct fa2_context_info {
   size_t struct_size;
   int32_t num_threads;
   int32_t reserved;
-  char target[32];   /* the instruction set in use, e.g. "avx3" */
-  char engine[32];   /* engine for bf16 inputs in precision fast */
-  char targets[256]; /* every target that this build and CPU have, best first,
-                        separated by spaces */
-  char engines[128]; /* every engine that this build and CPU have */
-  size_t workspace_bytes;      /* held now, in use or kept for reuse */
-  size_t peak_workspace_bytes; /* the highest number so far */
-  size_t allocation_count;     /* how often memory was asked for */
+  /* The instruction set in use, e.g. "avx3". */
+  char target[32];
+  /* Engine for bf16 inputs in precision fast. */
+  char engine[32];
+  /* Every target that this build and CPU have, best first, separated by
+   * spaces. */
+  char targets[256];
+  /* Every engine that this build and CPU have. */
+  char engines[128];
+  /* Bytes held now, in use or kept for reuse. */
+  size_t workspace_bytes;
+  /* The highest number so far. */
+  size_t peak_workspace_bytes;
+  /* How often memory was asked for. */
+  size_t allocation_count;
 } fa2_context_info;
 
 /* The caller sets info->struct_size; the rest is written. */
 FA2_EXPORT fa2_status fa2_context_get_info(fa2_context* context,
                                            fa2_context_info* info);
-
-/* Floating-point operations per second that the arithmetic unit behind
- * info.engine reaches at most on info.num_threads threads at once; takes some
- * 60 ms of them. */
-FA2_EXPORT fa2_status fa2_context_measure_peak(fa2_context* context,
-                                               double* flops);
 
 /* Gives workspace that no call is using back to where it came from. */
 FA2_EXPORT fa2_status fa2_context_release_workspace(fa2_context* context);
@@ -160,14 +184,19 @@ FA2_EXPORT fa2_status fa2_context_release_workspace(fa2_context* context);
 
 enum {
   FA2_CAUSAL_NONE = 0,
-  FA2_CAUSAL_TOP_LEFT = 1,    /* query i sees key j iff j <= i */
-  FA2_CAUSAL_BOTTOM_RIGHT = 2 /* query i sees key j iff j <= i + Nk - Nq */
+  /* Query i sees key j iff j <= i. */
+  FA2_CAUSAL_TOP_LEFT = 1,
+  /* Query i sees key j iff j <= i + Nk - Nq. */
+  FA2_CAUSAL_BOTTOM_RIGHT = 2
 };
 
 enum {
-  FA2_PRECISION_FAST = 0, /* bf16 inputs: products in bf16, f32 sums */
-  FA2_PRECISION_HIGH = 1, /* f32 inputs may use three products of bf16 terms */
-  FA2_PRECISION_EXACT = 2 /* P and dS stay f32 */
+  /* bf16 inputs: products in bf16, f32 sums. */
+  FA2_PRECISION_FAST = 0,
+  /* f32 inputs may use three products of bf16 terms. */
+  FA2_PRECISION_HIGH = 1,
+  /* P and dS stay f32. */
+  FA2_PRECISION_EXACT = 2
 };
 
 /* What shapes the scores S = scale * Q K^T; then, in this order: softcap *
@@ -175,45 +204,67 @@ enum {
  * and dtypes of the tensors, which are the same here. */
 typedef struct fa2_attention_options {
   size_t struct_size;
-  int32_t has_scale;  /* 0: the scale is 1 / sqrt(D) */
-  int32_t causal;     /* FA2_CAUSAL_... */
-  double scale;       /* read where has_scale is not 0 */
-  int32_t has_window; /* 0: no window, window_left and window_right not read */
-  int32_t precision;  /* FA2_PRECISION_... */
+  /* 0: the scale is 1 / sqrt(D). */
+  int32_t has_scale;
+  /* FA2_CAUSAL_... */
+  int32_t causal;
+  /* Finite; read where has_scale is not 0. */
+  double scale;
+  /* 0: no window, window_left and window_right are not read. */
+  int32_t has_window;
+  /* FA2_PRECISION_... */
+  int32_t precision;
   /* Keys in [i' - window_left, i' + window_right] are visible to query i,
    * where i' = i with FA2_CAUSAL_TOP_LEFT and i + Nk - Nq otherwise; -1 is
    * unbounded. */
   int64_t window_left;
   int64_t window_right;
-  double softcap;                /* 0: none */
-  fa2_const_tensor bias;         /* additive, or a boolean mask */
-  fa2_const_tensor alibi_slopes; /* f32 [B or 1, Hq, 1, 1] */
-  fa2_const_tensor sinks;        /* f32 [1, Hq, 1, 1] */
-  double dropout_p;              /* in [0, 1] */
+  /* 0: none; else finite and > 0. */
+  double softcap;
+  /* [B or 1, Hq or 1, Nq or 1, Nk or 1]: additive (f32, bf16, f16, f64), or a
+   * boolean mask. */
+  fa2_const_tensor bias;
+  /* f32 [B or 1, Hq, 1, 1]. */
+  fa2_const_tensor alibi_slopes;
+  /* f32 [1, Hq, 1, 1]. */
+  fa2_const_tensor sinks;
+  /* In [0, 1]; fa2/attention.h says which element is kept. */
+  double dropout_p;
   uint64_t philox_seed;
   uint64_t philox_offset;
-  fa2_const_tensor cu_seqlens_q; /* i32 or i64 [1, 1, 1, sequences + 1] */
+  /* Prefix sums of lengths, i32 or i64 [1, 1, 1, sequences + 1]. */
+  fa2_const_tensor cu_seqlens_q;
   fa2_const_tensor cu_seqlens_k;
-  int64_t max_seqlen_q; /* 0: the longest sequence */
+  /* 0: the longest sequence. */
+  int64_t max_seqlen_q;
   int64_t max_seqlen_k;
 } fa2_attention_options;
 
 typedef struct fa2_attention_forward_args {
   size_t struct_size;
-  const fa2_attention_options* options; /* NULL: all defaults */
+  /* NULL: all defaults. */
+  const fa2_attention_options* options;
+  /* [B, Hq, Nq, D], [B, Hkv, Nk, D], [B, Hkv, Nk, Dv]. */
   fa2_const_tensor q, k, v;
+  /* [B, Hq, Nq, Dv]. */
   fa2_tensor out;
-  fa2_tensor lse; /* may be left out */
+  /* [B, Hq, Nq]. May be left out. */
+  fa2_tensor lse;
 } fa2_attention_forward_args;
 
 typedef struct fa2_attention_backward_args {
   size_t struct_size;
-  const fa2_attention_options* options; /* NULL: all defaults */
+  /* NULL: all defaults. */
+  const fa2_attention_options* options;
   fa2_const_tensor dout, q, k, v;
-  fa2_const_tensor out;   /* may be left out when delta is given */
-  fa2_const_tensor lse;   /* of the forward */
-  fa2_const_tensor dlse;  /* may be left out: gradient of lse */
-  fa2_const_tensor delta; /* may be left out: rowsum(out * dout) */
+  /* May be left out when delta is given. */
+  fa2_const_tensor out;
+  /* Of the forward, [B, Hq, Nq]. */
+  fa2_const_tensor lse;
+  /* Gradient of lse, [B, Hq, Nq]. May be left out. */
+  fa2_const_tensor dlse;
+  /* rowsum(out * dout), [B, Hq, Nq]. May be left out. */
+  fa2_const_tensor delta;
   /* Each gradient may be left out. */
   fa2_tensor dq, dk, dv, dbias, dalibi_slopes, dsinks;
   /* Not 0: the gradient is added to what the output holds. */
@@ -234,21 +285,22 @@ fa2_attention_backward_workspace(const fa2_attention_backward_args* args,
                                  size_t* bytes, fa2_context* context);
 
 /* delta[b,h,i] = sum_d out[b,h,i,d] * dout[b,h,i,d]: out and dout [B, H, N, D]
- * of one dtype, delta [B, H, N, 1] f32 (f64 for f64). */
+ * of one dtype, delta [B, H, N] f32 (f64 for f64), overwritten. */
 FA2_EXPORT fa2_status fa2_attention_delta(const fa2_const_tensor* out,
                                           const fa2_const_tensor* dout,
                                           const fa2_tensor* delta,
                                           fa2_context* context);
 
 /* The dropout mask that attention uses: keep[b,h,i,j], FA2_BOOL, dense
- * [B, H, Nq, Nk]. */
+ * [B, Hq, Nq, Nk]. */
 FA2_EXPORT fa2_status fa2_philox_keep_mask(double dropout_p, uint64_t seed,
                                            uint64_t offset,
                                            const fa2_tensor* keep,
                                            fa2_context* context);
 
 /* The float64 oracle: the same arguments, plain loops in double, every output
- * in any float dtype. Slow; takes O(Nq * Nk) memory per head. */
+ * in any float dtype. Slow, on one thread; row by row, so that no O(Nq * Nk)
+ * matrix is ever held. */
 FA2_EXPORT fa2_status
 fa2_attention_reference_forward(const fa2_attention_forward_args* args);
 FA2_EXPORT fa2_status
@@ -279,17 +331,24 @@ FA2_EXPORT fa2_status fa2_rms_norm(const fa2_const_tensor* x,
                                    const fa2_const_tensor* weight, double eps,
                                    const fa2_tensor* y, fa2_context* context);
 
-/* In the structs below, sums over rows are added to what the output holds,
- * unless its overwrite field is not 0. Outputs may be left out. */
+/* In the structs below outputs are overwritten. A sum over rows (dweight, loss)
+ * has an accumulate_ field: not 0, the sum is added to what the output holds.
+ * Outputs may be left out, but for that of the embedding's gradient. */
 typedef struct fa2_rms_norm_backward_args {
   size_t struct_size;
-  fa2_const_tensor dy, x;  /* [.., .., rows, dim] */
-  fa2_const_tensor weight; /* [1, 1, 1, dim] */
-  double eps;              /* finite, >= 0 */
-  fa2_tensor dx;           /* [.., .., rows, dim], overwritten */
-  fa2_tensor dweight;      /* [1, 1, 1, dim] */
-  int32_t overwrite_dweight;
-  int32_t reserved; /* 0 */
+  /* [.., .., rows, dim]. */
+  fa2_const_tensor dy, x;
+  /* [1, 1, 1, dim]. */
+  fa2_const_tensor weight;
+  /* Finite, >= 0. */
+  double eps;
+  /* [.., .., rows, dim]. */
+  fa2_tensor dx;
+  /* [1, 1, 1, dim]. */
+  fa2_tensor dweight;
+  int32_t accumulate_dweight;
+  /* 0. */
+  int32_t reserved;
 } fa2_rms_norm_backward_args;
 FA2_EXPORT fa2_status fa2_rms_norm_backward(
     const fa2_rms_norm_backward_args* args, fa2_context* context);
@@ -298,22 +357,31 @@ FA2_EXPORT fa2_status fa2_rms_norm_backward(
  * row turn; the backward turns back. */
 typedef struct fa2_rotary_embedding_args {
   size_t struct_size;
-  fa2_const_tensor x;        /* [B, H, N, dim] */
-  fa2_const_tensor cos, sin; /* [1 or B, 1, N, R / 2], R <= dim */
-  fa2_tensor y;              /* as x */
-  int32_t interleaved;       /* 0: pairs (i, i + R / 2), else (2i, 2i + 1) */
-  int32_t reserved;          /* 0 */
+  /* [B, H, N, dim]. */
+  fa2_const_tensor x;
+  /* [1 or B, 1, N, R / 2], R <= dim. */
+  fa2_const_tensor cos, sin;
+  /* As x. */
+  fa2_tensor y;
+  /* 0: pairs (i, i + R / 2), else (2i, 2i + 1). */
+  int32_t interleaved;
+  /* 0. */
+  int32_t reserved;
 } fa2_rotary_embedding_args;
 FA2_EXPORT fa2_status fa2_rotary_embedding(
     const fa2_rotary_embedding_args* args, fa2_context* context);
 
 typedef struct fa2_rotary_embedding_backward_args {
   size_t struct_size;
-  fa2_const_tensor dy;       /* [B, H, N, dim] */
-  fa2_const_tensor cos, sin; /* as in the forward */
-  fa2_tensor dx;             /* as dy */
+  /* [B, H, N, dim]. */
+  fa2_const_tensor dy;
+  /* As in the forward. */
+  fa2_const_tensor cos, sin;
+  /* As dy. */
+  fa2_tensor dx;
   int32_t interleaved;
-  int32_t reserved; /* 0 */
+  /* 0. */
+  int32_t reserved;
 } fa2_rotary_embedding_backward_args;
 FA2_EXPORT fa2_status fa2_rotary_embedding_backward(
     const fa2_rotary_embedding_backward_args* args, fa2_context* context);
@@ -325,20 +393,26 @@ FA2_EXPORT fa2_status fa2_swiglu(const fa2_const_tensor* gate,
 
 typedef struct fa2_swiglu_backward_args {
   size_t struct_size;
-  fa2_const_tensor dy, gate, up; /* [.., .., rows, dim] */
-  fa2_tensor dgate, dup;         /* as gate; each may be left out */
+  /* [.., .., rows, dim]. */
+  fa2_const_tensor dy, gate, up;
+  /* As gate; each may be left out. */
+  fa2_tensor dgate, dup;
 } fa2_swiglu_backward_args;
 FA2_EXPORT fa2_status fa2_swiglu_backward(const fa2_swiglu_backward_args* args,
                                           fa2_context* context);
 
-/* dweight[ids[t]] += dy[t]. */
+/* Row r of dweight is the sum of dy[t] over all t with ids[t] = r. */
 typedef struct fa2_embedding_backward_args {
   size_t struct_size;
-  fa2_const_tensor dy;  /* [.., .., tokens, dim] */
-  fa2_const_tensor ids; /* i32 or i64 [1, 1, 1, tokens] */
-  fa2_tensor dweight;   /* [1, 1, num_embeddings, dim] */
-  int32_t overwrite_dweight;
-  int32_t reserved; /* 0 */
+  /* [.., .., tokens, dim]. */
+  fa2_const_tensor dy;
+  /* i32 or i64 [1, 1, 1, tokens], each in [0, num_embeddings). */
+  fa2_const_tensor ids;
+  /* [1, 1, num_embeddings, dim]. */
+  fa2_tensor dweight;
+  int32_t accumulate_dweight;
+  /* 0. */
+  int32_t reserved;
 } fa2_embedding_backward_args;
 FA2_EXPORT fa2_status fa2_embedding_backward(
     const fa2_embedding_backward_args* args, fa2_context* context);
@@ -346,42 +420,37 @@ FA2_EXPORT fa2_status fa2_embedding_backward(
 /* Softmax cross entropy and its gradient, in one pass over the logits. */
 typedef struct fa2_cross_entropy_args {
   size_t struct_size;
-  fa2_const_tensor logits;  /* [.., .., positions, vocab] */
-  fa2_const_tensor targets; /* i32 or i64 [1, 1, 1, positions] */
-  int32_t has_ignore_index; /* 0: positions with target -100 do not count */
-  int32_t has_count; /* 0: the sum is divided by the positions that count */
+  /* [.., .., positions, vocab]. */
+  fa2_const_tensor logits;
+  /* i32 or i64 [1, 1, 1, positions]. */
+  fa2_const_tensor targets;
+  /* 0: positions with target -100 do not count. */
+  int32_t has_ignore_index;
+  /* 0: the sum is divided by the number of positions that count. */
+  int32_t has_count;
   int64_t ignore_index;
-  int64_t count;      /* >= 0; 0: the call does nothing */
-  fa2_tensor loss;    /* one element, f32 or f64 */
-  fa2_tensor dlogits; /* as logits, overwritten; may be the logits */
-  int32_t overwrite_loss;
-  int32_t reserved;         /* 0 */
-  double label_smoothing;   /* in [0, 1] */
-  double z_loss;            /* finite, >= 0 */
-  fa2_const_tensor weights; /* f32 or f64 [1, 1, 1, positions] */
-  fa2_tensor losses;        /* f32 or f64 [1, 1, 1, positions] */
-  fa2_tensor z_loss_part;   /* one element, f32 or f64 */
+  /* >= 0; 0: the call does nothing. */
+  int64_t count;
+  /* One element, f32 or f64. */
+  fa2_tensor loss;
+  /* As logits, and may be the logits. */
+  fa2_tensor dlogits;
+  int32_t accumulate_loss;
+  /* 0. */
+  int32_t reserved;
+  /* In [0, 1]. */
+  double label_smoothing;
+  /* Finite, >= 0. */
+  double z_loss;
+  /* f32 or f64 [1, 1, 1, positions]. */
+  fa2_const_tensor weights;
+  /* f32 or f64 [1, 1, 1, positions]. */
+  fa2_tensor losses;
+  /* One element, f32 or f64; added to with accumulate_loss. */
+  fa2_tensor z_loss_part;
 } fa2_cross_entropy_args;
 FA2_EXPORT fa2_status fa2_cross_entropy(const fa2_cross_entropy_args* args,
                                         fa2_context* context);
-
-/* Gradients of causal (top-left) self-attention with scale 1 / sqrt(head_dim),
- * its softmax computed again inside. */
-typedef struct fa2_causal_attention_backward_args {
-  size_t struct_size;
-  int64_t num_heads; /* a multiple of num_kv_heads */
-  int64_t num_kv_heads;
-  fa2_const_tensor dout, q; /* [1, B, seq, num_heads * head_dim] */
-  fa2_const_tensor k, v;    /* [1, B, seq, num_kv_heads * head_dim] */
-  fa2_tensor dq;            /* overwritten */
-  fa2_tensor dk, dv;
-  int32_t overwrite_dk;
-  int32_t overwrite_dv;
-  int32_t precision; /* FA2_PRECISION_... */
-  int32_t reserved;  /* 0 */
-} fa2_causal_attention_backward_args;
-FA2_EXPORT fa2_status fa2_causal_attention_backward(
-    const fa2_causal_attention_backward_args* args, fa2_context* context);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -10,13 +10,14 @@ namespace fa2 {
 
 enum class StatusCode : int {
   kOk = 0,
-  kInvalidArgument =
-      1,  // the caller's arguments do not fit each other or the contract
-  kOutOfMemory =
-      2,  // the workspace could not be had, or is over the context's limit
-  kUnsupported =
-      3,  // a combination, target or engine that this build or CPU lacks
-  kInternal = 4,  // a fault of fa2 itself
+  // The caller's arguments do not fit each other or the function.
+  kInvalidArgument = 1,
+  // Memory could not be had, or workspace is over the context's limit.
+  kOutOfMemory = 2,
+  // A combination, target or engine that this build or CPU lacks.
+  kUnsupported = 3,
+  // A fault of fa2 itself.
+  kInternal = 4,
 };
 
 class [[nodiscard]] Status {
@@ -41,7 +42,8 @@ class [[nodiscard]] Status {
 
   bool ok() const { return code_ == StatusCode::kOk; }
   StatusCode code() const { return code_; }
-  const std::string& message() const { return message_; }  // empty when ok
+  // Empty when ok.
+  const std::string& message() const { return message_; }
 
  private:
   StatusCode code_ = StatusCode::kOk;

@@ -1,7 +1,6 @@
 // The kernels of a transformer's training step beside attention: transpose,
 // softmax, RMS norm, rotary position embedding, SwiGLU, embedding gradient,
-// cross entropy, and causal self-attention whose backward needs nothing from
-// the forward.
+// cross entropy.
 //
 // Views. An array of rows is [.., .., rows, dim]: all dimensions but the last
 // are rows, in row-major order, with any strides (those of an input may be
@@ -12,22 +11,22 @@
 // Types. f32, bf16, f16 or f64 where nothing else is said. Arithmetic is in f32
 // or better, in f64 for f64, and a result is rounded once, when it is stored.
 //
-// Accumulating. Sums over rows (dweight, loss, dk, dv) are added to what the
-// output holds, as several calls of one training step want it; accumulate =
-// false overwrites. Other outputs are overwritten.
+// Accumulating. Outputs are overwritten. A sum over rows (dweight, loss) has an
+// accumulate_ field: true adds it to what the output holds, as several calls of
+// one training step want it.
 //
 // Every function: the same bits for any number of threads; NaN and inf reach
 // exactly the outputs that depend on them; an error for arguments that do not
 // fit, for an output that overlaps an input or another output, and for an index
-// out of range (the sentence names its position and value), with nothing
-// written. Context nullptr means Context::Default.
+// out of range (the sentence names its position and value); kOutOfMemory where
+// memory cannot be had; both with nothing written. A context of nullptr is
+// Context::Default.
 #ifndef FA2_TRAINING_OPS_H_
 #define FA2_TRAINING_OPS_H_
 
 #include <cstdint>
 #include <optional>
 
-#include "fa2/attention.h"
 #include "fa2/context.h"
 #include "fa2/export.h"
 #include "fa2/status.h"
@@ -60,16 +59,20 @@ FA2_EXPORT Status RmsNorm(const ConstTensorView& x,
                           const TensorView& y, Context* context = nullptr);
 
 struct RmsNormBackwardArgs {
-  ConstTensorView dy, x;   // [.., .., rows, dim] of one type
-  ConstTensorView weight;  // [1, 1, 1, dim], that type or f32
-  double eps = 1e-5;       // finite, >= 0
+  // [.., .., rows, dim] of one type.
+  ConstTensorView dy, x;
+  // [1, 1, 1, dim], that type or f32.
+  ConstTensorView weight;
+  // Finite, >= 0.
+  double eps = 1e-5;
   // dx = weight * r * dy - x * r^3 / dim * sum(x * weight * dy) by rows;
   // [.., .., rows, dim], the type of x. Optional.
   TensorView dx;
-  // dweight (+)= sum over rows of x * r * dy; [1, 1, 1, dim], the type of x or
-  // f32. Optional.
+  // Sum over rows of x * r * dy; [1, 1, 1, dim], the type of x or f32.
+  // Optional.
   TensorView dweight;
-  bool accumulate_dweight = true;
+  // true: dweight is added to what it holds.
+  bool accumulate_dweight = false;
 };
 FA2_EXPORT Status RmsNormBackward(const RmsNormBackwardArgs& args,
                                   Context* context = nullptr);
@@ -80,22 +83,27 @@ FA2_EXPORT Status RmsNormBackward(const RmsNormBackwardArgs& args,
 //   y_a = x_a cos_i - x_b sin_i,   y_b = x_b cos_i + x_a sin_i.
 // The other dim - R elements are copied.
 struct RotaryEmbeddingArgs {
-  ConstTensorView x;  // [B, H, N, dim]
+  // [B, H, N, dim].
+  ConstTensorView x;
   // [1, 1, N, R / 2] or [B, 1, N, R / 2] with R <= dim, in the type of x or
   // f32; one type for both.
   ConstTensorView cos, sin;
   bool interleaved = false;
-  TensorView y;  // the shape and type of x
+  // The shape and type of x.
+  TensorView y;
 };
 FA2_EXPORT Status RotaryEmbedding(const RotaryEmbeddingArgs& args,
                                   Context* context = nullptr);
 
 // dx, the gradient of x: dy turned back. cos and sin have no gradient.
 struct RotaryEmbeddingBackwardArgs {
-  ConstTensorView dy;        // [B, H, N, dim]
-  ConstTensorView cos, sin;  // as in the forward
+  // [B, H, N, dim].
+  ConstTensorView dy;
+  // As in the forward.
+  ConstTensorView cos, sin;
   bool interleaved = false;
-  TensorView dx;  // the shape and type of dy
+  // The shape and type of dy.
+  TensorView dx;
 };
 FA2_EXPORT Status RotaryEmbeddingBackward(
     const RotaryEmbeddingBackwardArgs& args, Context* context = nullptr);
@@ -106,7 +114,8 @@ FA2_EXPORT Status SwiGlu(const ConstTensorView& gate, const ConstTensorView& up,
                          const TensorView& y, Context* context = nullptr);
 
 struct SwiGluBackwardArgs {
-  ConstTensorView dy, gate, up;  // [.., .., rows, dim] of one type
+  // [.., .., rows, dim] of one type.
+  ConstTensorView dy, gate, up;
   // With s = 1 / (1 + exp(-gate)): dgate = dy * up * s * (1 + gate * (1 - s)),
   // dup = dy * gate * s. The shape and type of gate; each optional.
   TensorView dgate, dup;
@@ -115,14 +124,17 @@ FA2_EXPORT Status SwiGluBackward(const SwiGluBackwardArgs& args,
                                  Context* context = nullptr);
 
 struct EmbeddingBackwardArgs {
-  ConstTensorView dy;  // [.., .., tokens, dim]
+  // [.., .., tokens, dim].
+  ConstTensorView dy;
   // i32 or i64 [1, 1, 1, tokens], one for every row of dy, in [0,
   // num_embeddings); may repeat.
   ConstTensorView ids;
-  // dweight[ids[t]] (+)= dy[t]; [1, 1, num_embeddings, dim], the type of dy or
-  // f32. Rows that no id names are left alone, or 0 when not accumulating.
+  // Row r is the sum of dy[t] over all t with ids[t] = r, 0 where there is
+  // none; [1, 1, num_embeddings, dim], the type of dy or f32.
   TensorView dweight;
-  bool accumulate_dweight = true;
+  // true: dweight is added to what it holds; rows that no id names are left
+  // alone.
+  bool accumulate_dweight = false;
 };
 FA2_EXPORT Status EmbeddingBackward(const EmbeddingBackwardArgs& args,
                                     Context* context = nullptr);
@@ -130,17 +142,19 @@ FA2_EXPORT Status EmbeddingBackward(const EmbeddingBackwardArgs& args,
 // Softmax cross entropy, its value and its gradient in one pass over the
 // logits. A position whose target is ignore_index counts for nothing.
 struct CrossEntropyArgs {
-  ConstTensorView logits;  // [.., .., positions, vocab]
+  // [.., .., positions, vocab].
+  ConstTensorView logits;
   // i32 or i64 [1, 1, 1, positions], each in [0, vocab) or ignore_index.
   ConstTensorView targets;
   int64_t ignore_index = -100;
   // What the sum is divided by, >= 0; not given: the number of positions that
   // are not ignored. Given as 0: the call does nothing.
   std::optional<int64_t> count;
-  // loss (+)= sum of -log(softmax(logits)[target]) / count; one element, f32 or
-  // f64. Optional.
+  // Sum of -log(softmax(logits)[target]) / count; one element, f32 or f64.
+  // Optional.
   TensorView loss;
-  bool accumulate_loss = true;
+  // true: loss is added to what it holds.
+  bool accumulate_loss = false;
   // Gradient of the loss, without the above (softmax(logits) -
   // one_hot(target)) / count; 0 for ignored positions. The shape and type of
   // logits, and may be the logits themselves, in place. Optional.
@@ -164,25 +178,6 @@ struct CrossEntropyArgs {
 };
 FA2_EXPORT Status CrossEntropy(const CrossEntropyArgs& args,
                                Context* context = nullptr);
-
-// Gradients of causal (top-left: query i sees key j iff j <= i) self-attention
-// with scale 1 / sqrt(head_dim). The softmax is computed again inside, so
-// neither the forward's output nor its logsumexp is needed; any length. One
-// type for all (f32, bf16, f16, f64), last dimension contiguous.
-struct CausalAttentionBackwardArgs {
-  int64_t num_heads = 0;     // a multiple of num_kv_heads; head h reads kv head
-  int64_t num_kv_heads = 0;  // h / (num_heads / num_kv_heads)
-  ConstTensorView dout, q;   // [1, B, seq, num_heads * head_dim]
-  ConstTensorView k, v;      // [1, B, seq, num_kv_heads * head_dim]
-  // Gradients in the inputs' type or f32 (f64 for f64), each optional. dq is
-  // overwritten.
-  TensorView dq, dk, dv;
-  bool accumulate_dk = true;
-  bool accumulate_dv = true;
-  Precision precision = Precision::kFast;
-};
-FA2_EXPORT Status CausalAttentionBackward(
-    const CausalAttentionBackwardArgs& args, Context* context = nullptr);
 
 }  // namespace fa2
 

@@ -60,9 +60,11 @@ constexpr const char* NameOf(DType dtype) {
   return "unknown";
 }
 
-// A read-only strided array of four dimensions. `strides` count elements, may
-// be negative or 0. `data` points to element (0,0,0,0); nullptr means "not
-// given". Arrays of fewer dimensions carry leading sizes of 1.
+// A read-only strided array of at most four dimensions. `strides` count
+// elements, may be negative or 0. `data` points to element (0,0,0,0); nullptr
+// means "not given". Matrices and vectors carry leading sizes of 1; row
+// statistics [B, H, N] (lse, dlse, delta) a last size of 1, which the functions
+// with three sizes below fill in.
 struct ConstTensorView {
   const void* data = nullptr;
   DType dtype = DType::kF32;
@@ -80,9 +82,8 @@ struct TensorView {
   std::array<int64_t, 4> strides = {0, 0, 0, 0};
 
   bool given() const { return data != nullptr; }
-  operator ConstTensorView() const {
-    return {data, dtype, sizes, strides};
-  }  // NOLINT: a view of the same array
+  // NOLINTNEXTLINE(google-explicit-constructor): a view of the same array
+  operator ConstTensorView() const { return {data, dtype, sizes, strides}; }
 };
 
 // Strides of a dense array whose last dimension is contiguous.
@@ -91,7 +92,7 @@ constexpr std::array<int64_t, 4> DenseStrides(
   return {sizes[1] * sizes[2] * sizes[3], sizes[2] * sizes[3], sizes[3], 1};
 }
 
-// Dense views. For Q: (data, dtype, batch, heads, sequence, head_dim).
+// Dense views. For q: (data, dtype, B, Hq, Nq, D).
 inline TensorView Dense(void* data, DType dtype, int64_t b, int64_t h,
                         int64_t n, int64_t d) {
   const std::array<int64_t, 4> sizes = {b, h, n, d};
@@ -101,6 +102,36 @@ inline ConstTensorView Dense(const void* data, DType dtype, int64_t b,
                              int64_t h, int64_t n, int64_t d) {
   const std::array<int64_t, 4> sizes = {b, h, n, d};
   return {data, dtype, sizes, DenseStrides(sizes)};
+}
+
+// Dense row statistics: (data, dtype, B, Hq, Nq) for lse, dlse and delta; with
+// packed sequences (data, dtype, 1, Hq, total_q), or padded (data, dtype,
+// sequences, Hq, longest).
+inline TensorView Dense(void* data, DType dtype, int64_t b, int64_t h,
+                        int64_t n) {
+  return Dense(data, dtype, b, h, n, 1);
+}
+inline ConstTensorView Dense(const void* data, DType dtype, int64_t b,
+                             int64_t h, int64_t n) {
+  return Dense(data, dtype, b, h, n, 1);
+}
+
+// Row statistics with any strides, in elements.
+inline TensorView Strided(void* data, DType dtype,
+                          const std::array<int64_t, 3>& sizes,
+                          const std::array<int64_t, 3>& strides) {
+  return {data,
+          dtype,
+          {sizes[0], sizes[1], sizes[2], 1},
+          {strides[0], strides[1], strides[2], 1}};
+}
+inline ConstTensorView Strided(const void* data, DType dtype,
+                               const std::array<int64_t, 3>& sizes,
+                               const std::array<int64_t, 3>& strides) {
+  return {data,
+          dtype,
+          {sizes[0], sizes[1], sizes[2], 1},
+          {strides[0], strides[1], strides[2], 1}};
 }
 
 }  // namespace fa2

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/peak/peak.h"
 #include "fa2/context.h"
 #include "fa2/types.h"
 #include "python/src/array.h"
@@ -34,15 +35,14 @@ nb::dict Info(std::optional<int> num_threads) {
 
 // None where it cannot be measured.
 std::optional<double> MeasurePeak(std::optional<int> num_threads) {
-  const Context* const context = ContextFor(num_threads);
+  const ContextInfo info = ContextFor(num_threads)->Info();
   double flops = 0;
-  bool measured = true;
   RunWithoutGil([&] {
-    const Status status = context->MeasurePeak(&flops);
-    measured = status.code() != StatusCode::kUnsupported;
-    return measured ? status : Status::Ok();
+    flops = peak::MeasurePeak(peak::UnitOfEngine(info.engine), info.num_threads,
+                              info.target);
+    return Status::Ok();
   });
-  return measured ? std::optional<double>(flops) : std::nullopt;
+  return flops > 0 ? std::optional<double>(flops) : std::nullopt;
 }
 
 // dtype and shape of any array on the CPU.

@@ -1,17 +1,30 @@
 // The training kernels of fa2/training_ops.h over arrays that the Python side
-// allocated; sums overwrite what those held.
+// allocated.
 #include "fa2/training_ops.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 
+#include <algorithm>
 #include <optional>
 
+#include "fa2/compat/causal_attention.h"
 #include "python/src/array.h"
 #include "python/src/call.h"
 
 namespace fa2::python {
 namespace {
+
+// A view for the C interface.
+template <class CTensor, class View>
+CTensor ToC(const View& view) {
+  CTensor tensor = {};
+  tensor.data = view.data;
+  tensor.dtype = static_cast<int32_t>(view.dtype);
+  std::copy(view.sizes.begin(), view.sizes.end(), tensor.sizes);
+  std::copy(view.strides.begin(), view.strides.end(), tensor.strides);
+  return tensor;
+}
 
 void BoundTranspose2d(nb::handle x, nb::handle y,
                       std::optional<int> num_threads) {
@@ -67,7 +80,6 @@ void BoundRmsNormBackward(nb::handle dy, nb::handle x, nb::handle weight,
   args.eps = eps;
   args.dx = dx_array.Leading();
   args.dweight = dweight_array.Vector();
-  args.accumulate_dweight = false;
   Context* const context = ContextFor(num_threads);
   RunWithoutGil([&] { return RmsNormBackward(args, context); });
 }
@@ -80,7 +92,6 @@ void BoundEmbeddingBackward(nb::handle dy, nb::handle ids, nb::handle dweight,
   args.dy = dy_array.Leading();
   args.ids = ids_array.Vector();
   args.dweight = dweight_array.Leading();
-  args.accumulate_dweight = false;
   Context* const context = ContextFor(num_threads);
   RunWithoutGil([&] { return EmbeddingBackward(args, context); });
 }
@@ -101,7 +112,6 @@ void BoundCrossEntropy(nb::handle logits, nb::handle targets,
   args.targets = targets_array.Vector();
   args.ignore_index = ignore_index;
   args.loss = loss_array.Vector();
-  args.accumulate_loss = false;
   args.dlogits = dlogits_array.Leading();
   args.count = count;
   args.label_smoothing = label_smoothing;
@@ -174,18 +184,17 @@ void BoundCausalAttentionBackward(nb::handle dout, nb::handle q, nb::handle k,
   const InputArray dout_array("dout", dout), q_array("q", q), k_array("k", k),
       v_array("v", v);
   const OutputArray dq_array("dq", dq), dk_array("dk", dk), dv_array("dv", dv);
-  CausalAttentionBackwardArgs args;
+  fa2_causal_attention_backward_args args = {};
+  args.struct_size = sizeof(args);
   args.num_heads = num_heads;
   args.num_kv_heads = num_kv_heads;
-  args.dout = dout_array.Leading();
-  args.q = q_array.Leading();
-  args.k = k_array.Leading();
-  args.v = v_array.Leading();
-  args.dq = dq_array.Leading();
-  args.dk = dk_array.Leading();
-  args.dv = dv_array.Leading();
-  args.accumulate_dk = false;
-  args.accumulate_dv = false;
+  args.dout = ToC<fa2_const_tensor>(dout_array.Leading());
+  args.q = ToC<fa2_const_tensor>(q_array.Leading());
+  args.k = ToC<fa2_const_tensor>(k_array.Leading());
+  args.v = ToC<fa2_const_tensor>(v_array.Leading());
+  args.dq = ToC<fa2_tensor>(dq_array.Leading());
+  args.dk = ToC<fa2_tensor>(dk_array.Leading());
+  args.dv = ToC<fa2_tensor>(dv_array.Leading());
   Context* const context = ContextFor(num_threads);
   RunWithoutGil([&] { return CausalAttentionBackward(args, context); });
 }

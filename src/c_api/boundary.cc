@@ -4,6 +4,8 @@
 #include <exception>
 #include <new>
 
+#include "fa2/version.h"
+
 namespace fa2::c_api {
 namespace {
 
@@ -112,12 +114,10 @@ const char* fa2_status_string(fa2_status status) {
   return "unknown status";
 }
 
-const char* fa2_version_string(void) {
-  static_assert(FA2_VERSION_MINOR < 1000 && FA2_VERSION_PATCH < 1000);
-  return FA2_VERSION_STRING;
-}
+const char* fa2_version_string(void) { return fa2::Version(); }
 
 uint32_t fa2_version(void) {
+  static_assert(FA2_VERSION_MINOR < 1000 && FA2_VERSION_PATCH < 1000);
   return FA2_VERSION_MAJOR * 1000000u + FA2_VERSION_MINOR * 1000u +
          FA2_VERSION_PATCH;
 }

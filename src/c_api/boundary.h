@@ -44,6 +44,18 @@ Status ReadStruct(const char* name, const Struct* from, size_t least,
   return status;
 }
 
+// The same for a struct with a `reserved` field, which must be 0.
+template <class Args>
+Status ReadArgs(const Args* given, size_t least, Args* args) {
+  Status status = ReadStruct("args", given, least, args);
+  if (status.ok() && args->reserved != 0) {
+    return Status::InvalidArgument("args.reserved is " +
+                                   std::to_string(args->reserved) +
+                                   "; it must be 0");
+  }
+  return status;
+}
+
 // The C++ context behind a handle; nullptr (the default one) for NULL.
 Context* ToContext(fa2_context* context);
 

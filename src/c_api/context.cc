@@ -147,14 +147,6 @@ fa2_status fa2_context_get_info(fa2_context* context, fa2_context_info* info) {
                            [&] { return fa2::c_api::GetInfo(context, info); });
 }
 
-fa2_status fa2_context_measure_peak(fa2_context* context, double* flops) {
-  return fa2::c_api::Guard("fa2_context_measure_peak", [&] {
-    fa2::Context* found = nullptr;
-    fa2::Status status = fa2::c_api::ContextOrDefault(context, &found);
-    return status.ok() ? found->MeasurePeak(flops) : status;
-  });
-}
-
 fa2_status fa2_context_release_workspace(fa2_context* context) {
   return fa2::c_api::Guard("fa2_context_release_workspace", [&] {
     fa2::Context* found = nullptr;

@@ -30,4 +30,14 @@ fa2_tensor fa2_dense(void* data, int32_t dtype, int64_t b, int64_t h, int64_t n,
   return Dense<fa2_tensor>(data, dtype, b, h, n, d);
 }
 
+fa2_const_tensor fa2_dense_rows_const(const void* data, int32_t dtype,
+                                      int64_t b, int64_t h, int64_t n) {
+  return fa2_dense_const(data, dtype, b, h, n, 1);
+}
+
+fa2_tensor fa2_dense_rows(void* data, int32_t dtype, int64_t b, int64_t h,
+                          int64_t n) {
+  return fa2_dense(data, dtype, b, h, n, 1);
+}
+
 }  // extern "C"

@@ -8,23 +8,11 @@
 namespace fa2::c_api {
 namespace {
 
-// Reads a versioned argument struct whose fields up to `least` must be there.
-template <class Args>
-Status ReadArgs(const Args* given, size_t least, Args* args) {
-  Status status = ReadStruct("args", given, least, args);
-  if (status.ok() && args->reserved != 0) {
-    return Status::InvalidArgument("args.reserved is " +
-                                   std::to_string(args->reserved) +
-                                   "; it must be 0");
-  }
-  return status;
-}
-
 Status RmsNormBackward(const fa2_rms_norm_backward_args* given,
                        fa2_context* context) {
   fa2_rms_norm_backward_args from = {};
   Status status = ReadArgs(
-      given, offsetof(fa2_rms_norm_backward_args, overwrite_dweight), &from);
+      given, offsetof(fa2_rms_norm_backward_args, accumulate_dweight), &from);
   RmsNormBackwardArgs args;
   if (status.ok()) {
     status = ConvertInputs({{"dy", from.dy, &args.dy},
@@ -37,7 +25,7 @@ Status RmsNormBackward(const fa2_rms_norm_backward_args* given,
   }
   if (!status.ok()) return status;
   args.eps = from.eps;
-  args.accumulate_dweight = from.overwrite_dweight == 0;
+  args.accumulate_dweight = from.accumulate_dweight != 0;
   return fa2::RmsNormBackward(args, ToContext(context));
 }
 
@@ -98,7 +86,7 @@ Status EmbeddingBackward(const fa2_embedding_backward_args* given,
                          fa2_context* context) {
   fa2_embedding_backward_args from = {};
   Status status = ReadArgs(
-      given, offsetof(fa2_embedding_backward_args, overwrite_dweight), &from);
+      given, offsetof(fa2_embedding_backward_args, accumulate_dweight), &from);
   EmbeddingBackwardArgs args;
   if (status.ok()) {
     status = ConvertInputs(
@@ -107,14 +95,14 @@ Status EmbeddingBackward(const fa2_embedding_backward_args* given,
   if (status.ok())
     status = ConvertOutputs({{"dweight", from.dweight, &args.dweight}});
   if (!status.ok()) return status;
-  args.accumulate_dweight = from.overwrite_dweight == 0;
+  args.accumulate_dweight = from.accumulate_dweight != 0;
   return fa2::EmbeddingBackward(args, ToContext(context));
 }
 
 Status CrossEntropy(const fa2_cross_entropy_args* given, fa2_context* context) {
   fa2_cross_entropy_args from = {};
   Status status =
-      ReadArgs(given, offsetof(fa2_cross_entropy_args, overwrite_loss), &from);
+      ReadArgs(given, offsetof(fa2_cross_entropy_args, accumulate_loss), &from);
   CrossEntropyArgs args;
   if (status.ok()) {
     status = ConvertInputs({{"logits", from.logits, &args.logits},
@@ -131,36 +119,10 @@ Status CrossEntropy(const fa2_cross_entropy_args* given, fa2_context* context) {
   if (!status.ok()) return status;
   if (from.has_ignore_index != 0) args.ignore_index = from.ignore_index;
   if (from.has_count != 0) args.count = from.count;
-  args.accumulate_loss = from.overwrite_loss == 0;
+  args.accumulate_loss = from.accumulate_loss != 0;
   args.label_smoothing = from.label_smoothing;
   args.z_loss = from.z_loss;
   return fa2::CrossEntropy(args, ToContext(context));
-}
-
-Status CausalAttentionBackward(const fa2_causal_attention_backward_args* given,
-                               fa2_context* context) {
-  fa2_causal_attention_backward_args from = {};
-  Status status = ReadArgs(
-      given, offsetof(fa2_causal_attention_backward_args, overwrite_dk), &from);
-  CausalAttentionBackwardArgs args;
-  if (status.ok()) {
-    status = ConvertInputs({{"dout", from.dout, &args.dout},
-                            {"q", from.q, &args.q},
-                            {"k", from.k, &args.k},
-                            {"v", from.v, &args.v}});
-  }
-  if (status.ok()) {
-    status = ConvertOutputs({{"dq", from.dq, &args.dq},
-                             {"dk", from.dk, &args.dk},
-                             {"dv", from.dv, &args.dv}});
-  }
-  if (status.ok()) status = ConvertPrecision(from.precision, &args.precision);
-  if (!status.ok()) return status;
-  args.num_heads = from.num_heads;
-  args.num_kv_heads = from.num_kv_heads;
-  args.accumulate_dk = from.overwrite_dk == 0;
-  args.accumulate_dv = from.overwrite_dv == 0;
-  return fa2::CausalAttentionBackward(args, ToContext(context));
 }
 
 }  // namespace
@@ -275,13 +237,6 @@ fa2_status fa2_cross_entropy(const fa2_cross_entropy_args* args,
                              fa2_context* context) {
   return Guard("fa2_cross_entropy",
                [&] { return fa2::c_api::CrossEntropy(args, context); });
-}
-
-fa2_status fa2_causal_attention_backward(
-    const fa2_causal_attention_backward_args* args, fa2_context* context) {
-  return Guard("fa2_causal_attention_backward", [&] {
-    return fa2::c_api::CausalAttentionBackward(args, context);
-  });
 }
 
 }  // extern "C"

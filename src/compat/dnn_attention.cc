@@ -7,6 +7,7 @@
 
 #include "fa2/attention.h"
 #include "src/c_api/boundary.h"
+#include "src/checks/views.h"
 #include "src/compat/checks.h"
 
 namespace fa2::compat {
@@ -23,13 +24,6 @@ struct Named {
   const fa2_dnn_tensor* tensor;
   TensorView view = {};
 };
-
-std::string ShapeOf(const TensorView& view) {
-  std::string text = "[";
-  for (size_t i = 0; i < 4; ++i)
-    text += (i == 0 ? "" : ", ") + std::to_string(view.sizes[i]);
-  return text + "]";
-}
 
 Status ToView(Named* argument, int32_t least_rank) {
   const std::string name = argument->name;
@@ -69,8 +63,10 @@ Status ToView(Named* argument, int32_t least_rank) {
 
 Status CheckSameDims(const Named& a, const Named& b) {
   if (a.view.sizes == b.view.sizes) return Status::Ok();
-  return Invalid(std::string("dims of ") + a.name, ShapeOf(a.view),
-                 "those of " + std::string(b.name) + ", " + ShapeOf(b.view));
+  return Invalid(std::string("dims of ") + a.name,
+                 checks::ShapeText(a.view.sizes),
+                 "those of " + std::string(b.name) + ", " +
+                     checks::ShapeText(b.view.sizes));
 }
 
 // One size of a tensor against the config's.
@@ -78,7 +74,7 @@ Status CheckAgainstConfig(const Named& a, size_t dimension,
                           const char* config_name, uint32_t config_value) {
   if (a.view.sizes[dimension] == int64_t{config_value}) return Status::Ok();
   return Invalid(std::string("dims[") + std::to_string(dimension) + "] of " +
-                     a.name + " " + ShapeOf(a.view),
+                     a.name + " " + checks::ShapeText(a.view.sizes),
                  std::to_string(a.view.sizes[dimension]),
                  std::string(config_name) + " of the config, " +
                      std::to_string(config_value));

@@ -166,10 +166,9 @@ AttentionBackwardArgs ToArgs(const Params& p, DType dtype) {
   args.v = in(p.value, keys, p.head_dim_value, p.v_strides);
   args.out = in(p.output, queries, p.head_dim_value, p.o_strides);
   args.dout = in(p.grad_output, queries, p.head_dim_value, p.gO_strides);
-  args.lse = {p.logsumexp,
-              DType::kF32,
-              {p.num_batches, p.num_heads, p.num_queries, 1},
-              {p.lse_strides[0], p.lse_strides[1], 1, 1}};
+  args.lse = Strided(p.logsumexp, DType::kF32,
+                     {p.num_batches, p.num_heads, p.num_queries},
+                     {p.lse_strides[0], p.lse_strides[1], 1});
   args.dq = out(p.grad_query, queries, p.head_dim, p.gQ_strides);
   args.dk = out(p.grad_key, keys, p.head_dim, p.gK_strides);
   args.dv = out(p.grad_value, keys, p.head_dim_value, p.gV_strides);

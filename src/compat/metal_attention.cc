@@ -120,7 +120,7 @@ Status Delta(const void* O, const void* dO, float* Dvec,
   };
   return AttentionDelta(dense(O), dense(dO),
                         Dense(Dvec, DType::kF32, params->batch,
-                              params->n_q_heads, params->q_seq_len, 1),
+                              params->n_q_heads, params->q_seq_len),
                         c_api::ToContext(context));
 }
 
@@ -166,8 +166,8 @@ fa2_status fa2_metal_attention_backward(
     args.k = compat::Strided(K, p.B, kv_heads, p.kL, p.D, p.K_strides);
     args.v = compat::Strided(V, p.B, kv_heads, p.kL, p.D, p.V_strides);
     args.dout = compat::Strided(dO, p.B, p.H, p.qL, p.D, p.O_strides);
-    args.lse = Dense(L, DType::kF32, p.B, p.H, p.qL, 1);
-    args.delta = Dense(Dvec, DType::kF32, p.B, p.H, p.qL, 1);
+    args.lse = Dense(L, DType::kF32, p.B, p.H, p.qL);
+    args.delta = Dense(Dvec, DType::kF32, p.B, p.H, p.qL);
     args.dq = Dense(dQ, DType::kF32, p.B, p.H, p.qL, p.D);
     args.dk = Dense(dK, DType::kF32, p.B, kv_heads, p.kL, p.D);
     args.dv = Dense(dV, DType::kF32, p.B, kv_heads, p.kL, p.D);

@@ -32,18 +32,17 @@ Status Round(const float* input, void* output, uint64_t count,
     return Status::InvalidArgument(
         "output overlaps input; it must be memory of its own");
   }
-  Context* context = nullptr;
-  status = ResolveContext(c_api::ToContext(given), &context);
-  if (!status.ok()) return status;
-  const Context::Impl& impl = context->impl();
-  const uint64_t items = (count - 1) / kItemElements + 1;
-  impl.pool().For(static_cast<int64_t>(items), [&](int64_t item, int) {
-    const uint64_t begin = static_cast<uint64_t>(item) * kItemElements;
-    simd::RoundToBf16(impl.targets(), input + begin,
-                      std::min(kItemElements, count - begin),
-                      static_cast<uint16_t*>(output) + begin);
+  return WithContext(c_api::ToContext(given), [&](Context* context) {
+    const Context::Impl& impl = context->impl();
+    const uint64_t items = (count - 1) / kItemElements + 1;
+    impl.pool().For(static_cast<int64_t>(items), [&](int64_t item, int) {
+      const uint64_t begin = static_cast<uint64_t>(item) * kItemElements;
+      simd::RoundToBf16(impl.targets(), input + begin,
+                        std::min(kItemElements, count - begin),
+                        static_cast<uint16_t*>(output) + begin);
+    });
+    return Status::Ok();
   });
-  return Status::Ok();
 }
 
 }  // namespace

@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "src/checks/guard.h"
 #include "src/context/context_impl.h"
-#include "src/peak/peak.h"
 #include "src/platform/cores.h"
 #include "src/simd/target.h"
 
@@ -95,42 +95,47 @@ Context::~Context() = default;
 
 Status Context::Create(const ContextOptions& options,
                        std::unique_ptr<Context>* context) {
-  if (context == nullptr) {
-    return Status::InvalidArgument(
-        "context is null; it must point to the unique_ptr to fill");
-  }
-  if ((options.allocator.allocate == nullptr) !=
-      (options.allocator.release == nullptr)) {
-    return Status::InvalidArgument(
-        "allocator has only one of allocate and release; it must have both or "
-        "neither");
-  }
-  int num_threads = 0;
-  int64_t targets = 0;
-  simd::EngineCap cap;
-  Status status = ResolveThreads(options.num_threads, &num_threads);
-  if (status.ok()) status = ResolveTargets(options.max_target, &targets);
-  if (status.ok()) status = ResolveEngine(options.engine, targets, &cap);
-  if (!status.ok()) return status;
-  try {
+  return checks::Guarded([&]() -> Status {
+    if (context == nullptr) {
+      return Status::InvalidArgument(
+          "context is null; it must point to the unique_ptr to fill");
+    }
+    if ((options.allocator.allocate == nullptr) !=
+        (options.allocator.release == nullptr)) {
+      return Status::InvalidArgument(
+          "allocator has only one of allocate and release; it must have both "
+          "or "
+          "neither");
+    }
+    int num_threads = 0;
+    int64_t targets = 0;
+    simd::EngineCap cap;
+    Status status = ResolveThreads(options.num_threads, &num_threads);
+    if (status.ok()) status = ResolveTargets(options.max_target, &targets);
+    if (status.ok()) status = ResolveEngine(options.engine, targets, &cap);
+    if (!status.ok()) return status;
     context->reset(new Context(
         std::make_unique<Impl>(options, num_threads, targets, cap)));
-  } catch (const std::bad_alloc&) {
-    return Status::OutOfMemory("a context could not be allocated");
-  }
-  return Status::Ok();
+    return status;
+  });
 }
 
 Status Context::Default(Context** context) {
   struct Made {
     std::unique_ptr<Context> context;
     Status status;
-    Made() : status(Create(ContextOptions(), &context)) {}
+    Made() : status(Create(ContextOptions(), &context)) {
+      // What memory may allow later is tried again.
+      if (status.code() == StatusCode::kOutOfMemory) throw std::bad_alloc();
+    }
   };
-  // Never destroyed: calls from other static destructors may still come.
-  static const Made* const made = new Made();
-  *context = made->context.get();
-  return made->status;
+  *context = nullptr;
+  return checks::Guarded([&]() -> Status {
+    // Never destroyed: calls from other static destructors may still come.
+    static const Made* const made = new Made();
+    *context = made->context.get();
+    return made->status;
+  });
 }
 
 ContextInfo Context::Info() const {
@@ -144,25 +149,6 @@ ContextInfo Context::Info() const {
   info.targets = simd::TargetNames(simd::AvailableTargets());
   info.engines = simd::EngineNames(targets);
   return info;
-}
-
-Status Context::MeasurePeak(double* flops) const {
-  if (flops == nullptr) {
-    return Status::InvalidArgument(
-        "flops is null; it must point to the number to fill");
-  }
-  const ContextInfo info = Info();
-  const double measured = peak::MeasurePeak(peak::UnitOfEngine(info.engine),
-                                            info.num_threads, info.target);
-  if (!(measured > 0)) {
-    return Status::Unsupported(
-        "the peak of engine " + info.engine + " on " +
-        std::to_string(info.num_threads) +
-        " threads cannot be measured: this build has no loop for its unit, or "
-        "the system gives no more threads");
-  }
-  *flops = measured;
-  return Status::Ok();
 }
 
 size_t Context::WorkspaceBytes() const {

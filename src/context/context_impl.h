@@ -3,11 +3,10 @@
 #define FA2_SRC_CONTEXT_CONTEXT_IMPL_H_
 
 #include <cstdint>
-#include <exception>
-#include <new>
 #include <string>
 
 #include "fa2/context.h"
+#include "src/checks/guard.h"
 #include "src/simd/engines.h"
 #include "src/threading/parallel.h"
 #include "src/threading/workspace.h"
@@ -41,21 +40,17 @@ class Context::Impl {
 // The given context, or the default one; an error when there is none to be had.
 Status ResolveContext(Context* given, Context** context);
 
-// Runs call(context) on the given or the default context. Running out of memory
-// anywhere inside becomes a status.
+// Runs call(context) on the given or the default context, guarded: running out
+// of memory anywhere inside becomes a status.
 template <class Call>
 Status WithContext(Context* given, const Call& call) {
-  try {
+  return checks::Guarded([&]() -> Status {
     Context* context = nullptr;
     if (Status status = ResolveContext(given, &context); !status.ok()) {
       return status;
     }
     return call(context);
-  } catch (const std::bad_alloc&) {
-    return Status::OutOfMemory("the call ran out of memory");
-  } catch (const std::exception& error) {
-    return Status::Internal(error.what());
-  }
+  });
 }
 
 }  // namespace fa2

@@ -1,5 +1,5 @@
-// Checks of the arguments of the training kernels. Each returns ok, or the
-// sentence that the caller gets to see.
+// Checks of the arguments of the training kernels, beside those that attention
+// has too. Each returns ok, or the sentence that the caller gets to see.
 #ifndef FA2_SRC_OPS_ARGUMENTS_H_
 #define FA2_SRC_OPS_ARGUMENTS_H_
 
@@ -10,13 +10,14 @@
 
 #include "fa2/status.h"
 #include "fa2/types.h"
+#include "src/checks/views.h"
 
 namespace fa2::ops {
 
-struct NamedView {
-  const char* name;
-  const ConstTensorView& view;
-};
+using checks::CheckOverlap;
+using checks::CheckShape;
+using checks::NamedView;
+using checks::ShapeText;
 
 inline int64_t Elements(const ConstTensorView& view) {
   return view.sizes[0] * view.sizes[1] * view.sizes[2] * view.sizes[3];
@@ -31,28 +32,16 @@ inline int64_t RowCount(const ConstTensorView& view) {
 inline constexpr std::initializer_list<DType> kFloats = {
     DType::kF32, DType::kBF16, DType::kF16, DType::kF64};
 
-// "[1, 1, 3, 4]".
-std::string ShapeText(const std::array<int64_t, 4>& sizes);
-
-// Sizes >= 0 and small enough to address, data given and aligned unless there
-// are no elements, one of the types.
-Status CheckView(const NamedView& x, std::initializer_list<DType> types);
-
-// CheckView, and the elements of a row are contiguous.
+// A view that fits into memory, of one of the types, the elements of a row
+// contiguous.
 Status CheckRows(const NamedView& x, std::initializer_list<DType> types);
 
-// CheckView, and [1, 1, 1, n].
+// A view that fits into memory, of one of the types, and [1, 1, 1, n].
 Status CheckVector(const NamedView& x, std::initializer_list<DType> types,
                    int64_t n);
 
-Status CheckShape(const NamedView& x, const std::array<int64_t, 4>& sizes,
-                  const char* shape_of);
+// x has the type of `like`.
 Status CheckType(const NamedView& x, const NamedView& like);
-
-// No element of an output lies in an input, in another output, or twice in the
-// same output. Views that are not given may be passed.
-Status CheckOverlap(std::initializer_list<NamedView> outputs,
-                    std::initializer_list<NamedView> inputs);
 
 // Every element of a vector of i32 or i64 is in [0, limit), or is `ignored`.
 // `*counted` is the number of those in [0, limit).

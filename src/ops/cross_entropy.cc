@@ -252,70 +252,72 @@ Status CheckCrossEntropy(const CrossEntropyArgs& args, int64_t* counted) {
 }  // namespace
 }  // namespace ops
 
-Status CrossEntropy(const CrossEntropyArgs& args, Context* context) {
+Status CrossEntropy(const CrossEntropyArgs& args, Context* given) {
   using namespace ops;
-  int64_t counted = 0;
-  Status status = ResolveContext(context, &context);
-  if (status.ok()) status = CheckCrossEntropy(args, &counted);
-  if (!status.ok() || args.count == 0) return status;
+  return WithContext(given, [&](Context* context) -> Status {
+    int64_t counted = 0;
+    Status status = CheckCrossEntropy(args, &counted);
+    if (!status.ok() || args.count == 0) return status;
 
-  const int64_t rows = RowCount(args.logits);
-  const int64_t vocab = args.logits.sizes[3];
-  CrossEntropyJob job;
-  job.logits = RowArray(args.logits);
-  job.targets = args.targets;
-  job.weights = args.weights;
-  job.ignore_index = args.ignore_index;
-  job.rows = rows;
-  job.vocab = static_cast<size_t>(vocab);
-  // Without a counted position every term is 0, whatever this is.
-  job.one_over_count =
-      1.0 /
-      static_cast<double>(args.count.value_or(std::max<int64_t>(1, counted)));
-  job.label_smoothing = args.label_smoothing;
-  job.z_loss = args.z_loss;
-  job.dtype = args.logits.dtype;
-  job.want_dlogits = args.dlogits.given();
-  if (job.want_dlogits) job.dlogits = RowArray(args.dlogits);
-  job.stream = WriteNonTemporal(
-      Elements(args.logits) * static_cast<int64_t>(SizeOf(args.logits.dtype)));
+    const int64_t rows = RowCount(args.logits);
+    const int64_t vocab = args.logits.sizes[3];
+    CrossEntropyJob job;
+    job.logits = RowArray(args.logits);
+    job.targets = args.targets;
+    job.weights = args.weights;
+    job.ignore_index = args.ignore_index;
+    job.rows = rows;
+    job.vocab = static_cast<size_t>(vocab);
+    // Without a counted position every term is 0, whatever this is.
+    job.one_over_count =
+        1.0 /
+        static_cast<double>(args.count.value_or(std::max<int64_t>(1, counted)));
+    job.label_smoothing = args.label_smoothing;
+    job.z_loss = args.z_loss;
+    job.dtype = args.logits.dtype;
+    job.want_dlogits = args.dlogits.given();
+    if (job.want_dlogits) job.dlogits = RowArray(args.dlogits);
+    job.stream =
+        WriteNonTemporal(Elements(args.logits) *
+                         static_cast<int64_t>(SizeOf(args.logits.dtype)));
 
-  threading::Workspace workspace;
-  const size_t loss_bytes = threading::AlignUp(
-      sizeof(double) * static_cast<size_t>(std::max<int64_t>(1, rows)));
-  status = context->impl().workspaces().Acquire(
-      2 * loss_bytes +
-          ExpScratch(job.vocab) * ComputedSize(job.dtype) *
-              static_cast<size_t>(context->impl().pool().num_threads()),
-      &workspace);
-  if (!status.ok()) return status;
-  job.losses = reinterpret_cast<double*>(workspace.data());
-  job.z_losses = reinterpret_cast<double*>(workspace.data() + loss_bytes);
-  job.scratch = workspace.data() + 2 * loss_bytes;
+    threading::Workspace workspace;
+    const size_t loss_bytes = threading::AlignUp(
+        sizeof(double) * static_cast<size_t>(std::max<int64_t>(1, rows)));
+    status = context->impl().workspaces().Acquire(
+        2 * loss_bytes +
+            ExpScratch(job.vocab) * ComputedSize(job.dtype) *
+                static_cast<size_t>(context->impl().pool().num_threads()),
+        &workspace);
+    if (!status.ok()) return status;
+    job.losses = reinterpret_cast<double*>(workspace.data());
+    job.z_losses = reinterpret_cast<double*>(workspace.data() + loss_bytes);
+    job.scratch = workspace.data() + 2 * loss_bytes;
 
-  const int64_t step = PipelinedRowsPerItem(
-      rows, vocab, args.logits.dtype, context->impl().pool().num_threads());
-  const auto kernel =
-      FA2_TARGET_FUNCTION(CrossEntropyRows, context->impl().targets());
-  context->impl().pool().For(
-      CeilDiv(rows, step),
-      [kernel, &job, step, rows](int64_t item, int worker) {
-        kernel(job, ItemRows(item, step, rows), worker);
-      });
-  if (args.loss.given()) {
-    WriteReal(args.loss, 0, args.accumulate_loss,
-              Sum(job.losses, rows) * job.one_over_count);
-  }
-  if (args.z_loss_part.given()) {
-    WriteReal(args.z_loss_part, 0, args.accumulate_loss,
-              Sum(job.z_losses, rows) * job.one_over_count);
-  }
-  if (args.losses.given()) {
-    for (int64_t row = 0; row < rows; ++row) {
-      WriteReal(args.losses, row, /*accumulate=*/false, job.losses[row]);
+    const int64_t step = PipelinedRowsPerItem(
+        rows, vocab, args.logits.dtype, context->impl().pool().num_threads());
+    const auto kernel =
+        FA2_TARGET_FUNCTION(CrossEntropyRows, context->impl().targets());
+    context->impl().pool().For(
+        CeilDiv(rows, step),
+        [kernel, &job, step, rows](int64_t item, int worker) {
+          kernel(job, ItemRows(item, step, rows), worker);
+        });
+    if (args.loss.given()) {
+      WriteReal(args.loss, 0, args.accumulate_loss,
+                Sum(job.losses, rows) * job.one_over_count);
     }
-  }
-  return status;
+    if (args.z_loss_part.given()) {
+      WriteReal(args.z_loss_part, 0, args.accumulate_loss,
+                Sum(job.z_losses, rows) * job.one_over_count);
+    }
+    if (args.losses.given()) {
+      for (int64_t row = 0; row < rows; ++row) {
+        WriteReal(args.losses, row, /*accumulate=*/false, job.losses[row]);
+      }
+    }
+    return status;
+  });
 }
 
 }  // namespace fa2

@@ -204,45 +204,48 @@ void ClearUnnamedRows(const threading::Pool& pool, const EmbeddingJob& job,
 }  // namespace
 }  // namespace ops
 
-Status EmbeddingBackward(const EmbeddingBackwardArgs& args, Context* context) {
+Status EmbeddingBackward(const EmbeddingBackwardArgs& args, Context* given) {
   using namespace ops;
-  Status status = ResolveContext(context, &context);
-  if (status.ok()) status = CheckEmbedding(args);
-  if (!status.ok()) return status;
-
-  const ConstTensorView& dy = args.dy;
-  const ConstTensorView dweight = args.dweight;
-  EmbeddingJob job;
-  job.dy = RowArray(dy);
-  job.dweight = RowArray(dweight);
-  job.ids = args.ids;
-  job.tokens = args.ids.sizes[3];
-  job.dim = dy.sizes[3];
-  job.column_items = CeilDiv(job.dim, kEmbeddingColumns);
-  job.accumulate = args.accumulate_dweight;
-  job.stream = WriteNonTemporal(Elements(dy) *
-                                static_cast<int64_t>(SizeOf(dweight.dtype)));
-  job.dtype = dy.dtype;
-  job.dweight_dtype = dweight.dtype;
-
-  threading::Workspace workspace;
-  const auto tokens = static_cast<size_t>(job.tokens);
-  if (tokens > 0 && job.dim > 0) {
-    status = context->impl().workspaces().Acquire(2 * tokens * sizeof(int64_t),
-                                                  &workspace);
+  return WithContext(given, [&](Context* context) -> Status {
+    Status status = CheckEmbedding(args);
     if (!status.ok()) return status;
-    auto* const order = reinterpret_cast<int64_t*>(workspace.data());
-    job.order = SortByIndex(args.ids, dweight.sizes[2], order, order + tokens);
-  }
-  const threading::Pool& pool = context->impl().pool();
-  if (!job.accumulate && Elements(dweight) > 0) {
-    ClearUnnamedRows(pool, job, dweight);
-  }
-  if (job.order == nullptr) return status;
-  const auto kernel = FA2_TARGET_FUNCTION(AddTokens, context->impl().targets());
-  pool.For(CeilDiv(job.tokens, kEmbeddingTokens) * job.column_items,
-           [kernel, &job](int64_t item, int) { kernel(job, item); });
-  return status;
+
+    const ConstTensorView& dy = args.dy;
+    const ConstTensorView dweight = args.dweight;
+    EmbeddingJob job;
+    job.dy = RowArray(dy);
+    job.dweight = RowArray(dweight);
+    job.ids = args.ids;
+    job.tokens = args.ids.sizes[3];
+    job.dim = dy.sizes[3];
+    job.column_items = CeilDiv(job.dim, kEmbeddingColumns);
+    job.accumulate = args.accumulate_dweight;
+    job.stream = WriteNonTemporal(Elements(dy) *
+                                  static_cast<int64_t>(SizeOf(dweight.dtype)));
+    job.dtype = dy.dtype;
+    job.dweight_dtype = dweight.dtype;
+
+    threading::Workspace workspace;
+    const auto tokens = static_cast<size_t>(job.tokens);
+    if (tokens > 0 && job.dim > 0) {
+      status = context->impl().workspaces().Acquire(
+          2 * tokens * sizeof(int64_t), &workspace);
+      if (!status.ok()) return status;
+      auto* const order = reinterpret_cast<int64_t*>(workspace.data());
+      job.order =
+          SortByIndex(args.ids, dweight.sizes[2], order, order + tokens);
+    }
+    const threading::Pool& pool = context->impl().pool();
+    if (!job.accumulate && Elements(dweight) > 0) {
+      ClearUnnamedRows(pool, job, dweight);
+    }
+    if (job.order == nullptr) return status;
+    const auto kernel =
+        FA2_TARGET_FUNCTION(AddTokens, context->impl().targets());
+    pool.For(CeilDiv(job.tokens, kEmbeddingTokens) * job.column_items,
+             [kernel, &job](int64_t item, int) { kernel(job, item); });
+    return status;
+  });
 }
 
 }  // namespace fa2

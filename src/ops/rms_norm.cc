@@ -305,6 +305,25 @@ Status CheckEps(double eps) {
                                  "; it must be finite and 0 or more");
 }
 
+Status CheckBackward(const RmsNormBackwardArgs& args) {
+  const NamedView x{"x", args.x};
+  const NamedView dy{"dy", args.dy};
+  const NamedView weight{"weight", args.weight};
+  const NamedView dx{"dx", args.dx};
+  const NamedView dweight{"dweight", args.dweight};
+  FA2_RETURN_IF_ERROR(CheckRows(x, kFloats));
+  for (const NamedView* rows : {&dy, &dx}) {
+    if (rows == &dx && !dx.view.given()) continue;
+    FA2_RETURN_IF_ERROR(CheckRows(*rows, kFloats));
+    FA2_RETURN_IF_ERROR(CheckType(*rows, x));
+    FA2_RETURN_IF_ERROR(CheckShape(*rows, x.view.sizes, "the shape of x"));
+  }
+  FA2_RETURN_IF_ERROR(CheckWeight(weight, x));
+  if (dweight.view.given()) FA2_RETURN_IF_ERROR(CheckWeight(dweight, x));
+  FA2_RETURN_IF_ERROR(CheckEps(args.eps));
+  return CheckOverlap({dx, dweight}, {dy, x, weight});
+}
+
 RmsNormJob MakeJob(const ConstTensorView& x, const ConstTensorView& weight,
                    double eps) {
   RmsNormJob job;
@@ -324,99 +343,86 @@ RmsNormJob MakeJob(const ConstTensorView& x, const ConstTensorView& weight,
 }  // namespace ops
 
 Status RmsNorm(const ConstTensorView& x, const ConstTensorView& weight,
-               double eps, const TensorView& y, Context* context) {
+               double eps, const TensorView& y, Context* given) {
   using namespace ops;
-  Status status = ResolveContext(context, &context);
-  if (status.ok()) status = CheckRows({"x", x}, kFloats);
-  if (status.ok()) status = CheckRows({"y", y}, kFloats);
-  if (status.ok()) status = CheckType({"y", y}, {"x", x});
-  if (status.ok()) status = CheckShape({"y", y}, x.sizes, "the shape of x");
-  if (status.ok()) status = CheckWeight({"weight", weight}, {"x", x});
-  if (status.ok()) status = CheckEps(eps);
-  if (status.ok()) {
-    status = CheckOverlap({{"y", y}}, {{"x", x}, {"weight", weight}});
-  }
-  if (!status.ok() || Elements(x) == 0) return status;
+  return WithContext(given, [&](Context* context) -> Status {
+    Status status = CheckRows({"x", x}, kFloats);
+    if (status.ok()) status = CheckRows({"y", y}, kFloats);
+    if (status.ok()) status = CheckType({"y", y}, {"x", x});
+    if (status.ok()) status = CheckShape({"y", y}, x.sizes, "the shape of x");
+    if (status.ok()) status = CheckWeight({"weight", weight}, {"x", x});
+    if (status.ok()) status = CheckEps(eps);
+    if (status.ok()) {
+      status = CheckOverlap({{"y", y}}, {{"x", x}, {"weight", weight}});
+    }
+    if (!status.ok() || Elements(x) == 0) return status;
 
-  RmsNormJob job = MakeJob(x, weight, eps);
-  job.y = RowArray(y);
-  const int64_t rows = RowCount(x);
-  const int64_t step = RowsPerItem(x.sizes[3], x.dtype);
-  const auto kernel =
-      FA2_TARGET_FUNCTION(RmsNormRows, context->impl().targets());
-  context->impl().pool().For(CeilDiv(rows, step),
-                             [kernel, &job, step, rows](int64_t item, int) {
-                               kernel(job, ItemRows(item, step, rows));
-                             });
-  return status;
+    RmsNormJob job = MakeJob(x, weight, eps);
+    job.y = RowArray(y);
+    const int64_t rows = RowCount(x);
+    const int64_t step = RowsPerItem(x.sizes[3], x.dtype);
+    const auto kernel =
+        FA2_TARGET_FUNCTION(RmsNormRows, context->impl().targets());
+    context->impl().pool().For(CeilDiv(rows, step),
+                               [kernel, &job, step, rows](int64_t item, int) {
+                                 kernel(job, ItemRows(item, step, rows));
+                               });
+    return status;
+  });
 }
 
-Status RmsNormBackward(const RmsNormBackwardArgs& args, Context* context) {
+Status RmsNormBackward(const RmsNormBackwardArgs& args, Context* given) {
   using namespace ops;
-  const ConstTensorView& x = args.x;
-  const ConstTensorView dx = args.dx;
-  const ConstTensorView dweight = args.dweight;
-  Status status = ResolveContext(context, &context);
-  if (status.ok()) status = CheckRows({"x", x}, kFloats);
-  for (const NamedView& other :
-       {NamedView{"dy", args.dy}, NamedView{"dx", dx}}) {
-    if (&other.view == &dx && !dx.given()) continue;
-    if (status.ok()) status = CheckRows(other, kFloats);
-    if (status.ok()) status = CheckType(other, {"x", x});
-    if (status.ok()) status = CheckShape(other, x.sizes, "the shape of x");
-  }
-  if (status.ok()) status = CheckWeight({"weight", args.weight}, {"x", x});
-  if (status.ok() && dweight.given()) {
-    status = CheckWeight({"dweight", dweight}, {"x", x});
-  }
-  if (status.ok()) status = CheckEps(args.eps);
-  if (status.ok()) {
-    status = CheckOverlap({{"dx", dx}, {"dweight", dweight}},
-                          {{"dy", args.dy}, {"x", x}, {"weight", args.weight}});
-  }
-  if (!status.ok() || x.sizes[3] == 0) return status;
+  return WithContext(given, [&](Context* context) -> Status {
+    const ConstTensorView& x = args.x;
+    const ConstTensorView dx = args.dx;
+    const ConstTensorView dweight = args.dweight;
+    Status status = CheckBackward(args);
+    if (!status.ok() || x.sizes[3] == 0) return status;
 
-  RmsNormJob job = MakeJob(x, args.weight, args.eps);
-  const int64_t rows = RowCount(x);
-  job.dy = RowArray(args.dy);
-  job.want_dx = dx.given();
-  if (job.want_dx) job.dx = RowArray(dx);
-  const int64_t step =
-      dweight.given() ? RowsPerPiece(rows) : RowsPerItem(x.sizes[3], x.dtype);
-  job.pieces = CeilDiv(rows, step);
+    RmsNormJob job = MakeJob(x, args.weight, args.eps);
+    const int64_t rows = RowCount(x);
+    job.dy = RowArray(args.dy);
+    job.want_dx = dx.given();
+    if (job.want_dx) job.dx = RowArray(dx);
+    const int64_t step =
+        dweight.given() ? RowsPerPiece(rows) : RowsPerItem(x.sizes[3], x.dtype);
+    job.pieces = CeilDiv(rows, step);
 
-  threading::Workspace workspace;
-  if (dweight.given()) {
-    job.dweight = args.dweight.data;
-    job.dweight_dtype = dweight.dtype;
-    job.accumulate_dweight = args.accumulate_dweight;
-    // Room for a whole vector that begins at the last column.
-    const size_t row_bytes =
-        threading::AlignUp(job.dim * ComputedSize(x.dtype) + kMostVectorBytes);
-    job.partial_stride = row_bytes / ComputedSize(x.dtype);
-    // One piece more than there are keeps the pointer valid without rows.
-    status = context->impl().workspaces().Acquire(
-        row_bytes * static_cast<size_t>(job.pieces + 1), &workspace);
-    if (!status.ok()) return status;
-    job.partial = workspace.data();
-  }
-  const int64_t targets = context->impl().targets();
-  if (job.want_dx || dweight.given()) {
-    const auto kernel = FA2_TARGET_FUNCTION(RmsNormBackwardRows, targets);
-    context->impl().pool().For(job.pieces,
-                               [kernel, &job, step, rows](int64_t item, int) {
-                                 kernel(job, ItemRows(item, step, rows), item);
-                               });
-  }
-  if (dweight.given()) {
-    const auto reduce = FA2_TARGET_FUNCTION(RmsNormReduce, targets);
-    context->impl().pool().For(
-        CeilDiv(x.sizes[3], kReduceColumns), [reduce, &job](int64_t item, int) {
-          reduce(job,
-                 ItemRows(item, kReduceColumns, static_cast<int64_t>(job.dim)));
-        });
-  }
-  return status;
+    threading::Workspace workspace;
+    if (dweight.given()) {
+      job.dweight = args.dweight.data;
+      job.dweight_dtype = dweight.dtype;
+      job.accumulate_dweight = args.accumulate_dweight;
+      // Room for a whole vector that begins at the last column.
+      const size_t row_bytes = threading::AlignUp(
+          job.dim * ComputedSize(x.dtype) + kMostVectorBytes);
+      job.partial_stride = row_bytes / ComputedSize(x.dtype);
+      // One piece more than there are keeps the pointer valid without rows.
+      status = context->impl().workspaces().Acquire(
+          row_bytes * static_cast<size_t>(job.pieces + 1), &workspace);
+      if (!status.ok()) return status;
+      job.partial = workspace.data();
+    }
+    const int64_t targets = context->impl().targets();
+    if (job.want_dx || dweight.given()) {
+      const auto kernel = FA2_TARGET_FUNCTION(RmsNormBackwardRows, targets);
+      context->impl().pool().For(
+          job.pieces, [kernel, &job, step, rows](int64_t item, int) {
+            kernel(job, ItemRows(item, step, rows), item);
+          });
+    }
+    if (dweight.given()) {
+      const auto reduce = FA2_TARGET_FUNCTION(RmsNormReduce, targets);
+      context->impl().pool().For(
+          CeilDiv(x.sizes[3], kReduceColumns),
+          [reduce, &job](int64_t item, int) {
+            reduce(job, ItemRows(item, kReduceColumns,
+                                 static_cast<int64_t>(job.dim)));
+          });
+    }
+    return status;
+  });
 }
 
 }  // namespace fa2

@@ -179,9 +179,8 @@ View HeadsInside(View x) {
 Status Turn(const NamedView& in, ConstTensorView cos, ConstTensorView sin,
             bool interleaved, bool back, const char* out_name,
             const TensorView& out, Context* context) {
-  Status status = ResolveContext(context, &context);
   const ConstTensorView y = out;
-  if (status.ok()) status = CheckRows(in, kFloats);
+  Status status = CheckRows(in, kFloats);
   if (status.ok()) status = CheckRows({out_name, y}, kFloats);
   if (status.ok()) status = CheckType({out_name, y}, in);
   if (status.ok()) {
@@ -234,15 +233,19 @@ Status Turn(const NamedView& in, ConstTensorView cos, ConstTensorView sin,
 }  // namespace
 }  // namespace ops
 
-Status RotaryEmbedding(const RotaryEmbeddingArgs& args, Context* context) {
-  return ops::Turn({"x", args.x}, args.cos, args.sin, args.interleaved,
-                   /*back=*/false, "y", args.y, context);
+Status RotaryEmbedding(const RotaryEmbeddingArgs& args, Context* given) {
+  return WithContext(given, [&](Context* context) {
+    return ops::Turn({"x", args.x}, args.cos, args.sin, args.interleaved,
+                     /*back=*/false, "y", args.y, context);
+  });
 }
 
 Status RotaryEmbeddingBackward(const RotaryEmbeddingBackwardArgs& args,
-                               Context* context) {
-  return ops::Turn({"dy", args.dy}, args.cos, args.sin, args.interleaved,
-                   /*back=*/true, "dx", args.dx, context);
+                               Context* given) {
+  return WithContext(given, [&](Context* context) {
+    return ops::Turn({"dy", args.dy}, args.cos, args.sin, args.interleaved,
+                     /*back=*/true, "dx", args.dx, context);
+  });
 }
 
 }  // namespace fa2

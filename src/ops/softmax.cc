@@ -129,53 +129,55 @@ void RunSoftmax(const Context& context, SoftmaxKernel kernel,
 }  // namespace
 }  // namespace ops
 
-Status Softmax(const ConstTensorView& x, const TensorView& y,
-               Context* context) {
+Status Softmax(const ConstTensorView& x, const TensorView& y, Context* given) {
   using namespace ops;
-  Status status = ResolveContext(context, &context);
-  if (status.ok()) status = CheckRows({"x", x}, kFloats);
-  if (status.ok()) status = CheckRows({"y", y}, kFloats);
-  if (status.ok()) status = CheckType({"y", y}, {"x", x});
-  if (status.ok()) status = CheckShape({"y", y}, x.sizes, "the shape of x");
-  if (status.ok()) status = CheckOverlap({{"y", y}}, {{"x", x}});
-  if (!status.ok() || Elements(x) == 0) return status;
-  SoftmaxJob job;
-  job.x = RowArray(x);
-  job.y = RowArray(y);
-  threading::Workspace workspace;
-  status = context->impl().workspaces().Acquire(
-      ExpScratch(static_cast<size_t>(x.sizes[3])) * ComputedSize(x.dtype) *
-          static_cast<size_t>(context->impl().pool().num_threads()),
-      &workspace);
-  if (!status.ok()) return status;
-  job.scratch = workspace.data();
-  RunSoftmax(*context,
-             FA2_TARGET_FUNCTION(SoftmaxRows, context->impl().targets()), x,
-             &job);
-  return status;
+  return WithContext(given, [&](Context* context) -> Status {
+    Status status = CheckRows({"x", x}, kFloats);
+    if (status.ok()) status = CheckRows({"y", y}, kFloats);
+    if (status.ok()) status = CheckType({"y", y}, {"x", x});
+    if (status.ok()) status = CheckShape({"y", y}, x.sizes, "the shape of x");
+    if (status.ok()) status = CheckOverlap({{"y", y}}, {{"x", x}});
+    if (!status.ok() || Elements(x) == 0) return status;
+    SoftmaxJob job;
+    job.x = RowArray(x);
+    job.y = RowArray(y);
+    threading::Workspace workspace;
+    status = context->impl().workspaces().Acquire(
+        ExpScratch(static_cast<size_t>(x.sizes[3])) * ComputedSize(x.dtype) *
+            static_cast<size_t>(context->impl().pool().num_threads()),
+        &workspace);
+    if (!status.ok()) return status;
+    job.scratch = workspace.data();
+    RunSoftmax(*context,
+               FA2_TARGET_FUNCTION(SoftmaxRows, context->impl().targets()), x,
+               &job);
+    return status;
+  });
 }
 
 Status SoftmaxBackward(const ConstTensorView& dy, const ConstTensorView& y,
-                       const TensorView& dx, Context* context) {
+                       const TensorView& dx, Context* given) {
   using namespace ops;
-  Status status = ResolveContext(context, &context);
-  if (status.ok()) status = CheckRows({"y", y}, kFloats);
-  for (const NamedView& other : {NamedView{"dy", dy}, NamedView{"dx", dx}}) {
-    if (status.ok()) status = CheckRows(other, kFloats);
-    if (status.ok()) status = CheckType(other, {"y", y});
-    if (status.ok()) status = CheckShape(other, y.sizes, "the shape of y");
-  }
-  if (status.ok()) status = CheckOverlap({{"dx", dx}}, {{"dy", dy}, {"y", y}});
-  if (!status.ok()) return status;
-  SoftmaxJob job;
-  job.y = RowArray(y);
-  job.dy = RowArray(dy);
-  job.dx = RowArray(dx);
-  RunSoftmax(
-      *context,
-      FA2_TARGET_FUNCTION(SoftmaxBackwardRows, context->impl().targets()), y,
-      &job);
-  return status;
+  return WithContext(given, [&](Context* context) -> Status {
+    Status status = CheckRows({"y", y}, kFloats);
+    for (const NamedView& other : {NamedView{"dy", dy}, NamedView{"dx", dx}}) {
+      if (status.ok()) status = CheckRows(other, kFloats);
+      if (status.ok()) status = CheckType(other, {"y", y});
+      if (status.ok()) status = CheckShape(other, y.sizes, "the shape of y");
+    }
+    if (status.ok())
+      status = CheckOverlap({{"dx", dx}}, {{"dy", dy}, {"y", y}});
+    if (!status.ok()) return status;
+    SoftmaxJob job;
+    job.y = RowArray(y);
+    job.dy = RowArray(dy);
+    job.dx = RowArray(dx);
+    RunSoftmax(
+        *context,
+        FA2_TARGET_FUNCTION(SoftmaxBackwardRows, context->impl().targets()), y,
+        &job);
+    return status;
+  });
 }
 
 }  // namespace fa2

@@ -145,55 +145,58 @@ void RunSwiGlu(const Context& context, SwiGluKernel kernel,
 }  // namespace ops
 
 Status SwiGlu(const ConstTensorView& gate, const ConstTensorView& up,
-              const TensorView& y, Context* context) {
+              const TensorView& y, Context* given) {
   using namespace ops;
-  Status status = ResolveContext(context, &context);
-  if (status.ok()) status = CheckRows({"gate", gate}, kFloats);
-  if (status.ok()) status = CheckLikeGate({"up", up}, gate);
-  if (status.ok()) status = CheckLikeGate({"y", y}, gate);
-  if (status.ok())
-    status = CheckOverlap({{"y", y}}, {{"gate", gate}, {"up", up}});
-  if (!status.ok()) return status;
-  SwiGluJob job;
-  job.gate = RowArray(gate);
-  job.up = RowArray(up);
-  job.y = RowArray(y);
-  RunSwiGlu(*context,
-            FA2_TARGET_FUNCTION(SwiGluRows, context->impl().targets()), gate,
-            &job);
-  return status;
+  return WithContext(given, [&](Context* context) -> Status {
+    Status status = CheckRows({"gate", gate}, kFloats);
+    if (status.ok()) status = CheckLikeGate({"up", up}, gate);
+    if (status.ok()) status = CheckLikeGate({"y", y}, gate);
+    if (status.ok())
+      status = CheckOverlap({{"y", y}}, {{"gate", gate}, {"up", up}});
+    if (!status.ok()) return status;
+    SwiGluJob job;
+    job.gate = RowArray(gate);
+    job.up = RowArray(up);
+    job.y = RowArray(y);
+    RunSwiGlu(*context,
+              FA2_TARGET_FUNCTION(SwiGluRows, context->impl().targets()), gate,
+              &job);
+    return status;
+  });
 }
 
-Status SwiGluBackward(const SwiGluBackwardArgs& args, Context* context) {
+Status SwiGluBackward(const SwiGluBackwardArgs& args, Context* given) {
   using namespace ops;
-  const ConstTensorView& gate = args.gate;
-  const ConstTensorView dgate = args.dgate;
-  const ConstTensorView dup = args.dup;
-  Status status = ResolveContext(context, &context);
-  if (status.ok()) status = CheckRows({"gate", gate}, kFloats);
-  if (status.ok()) status = CheckLikeGate({"dy", args.dy}, gate);
-  if (status.ok()) status = CheckLikeGate({"up", args.up}, gate);
-  if (status.ok() && dgate.given()) {
-    status = CheckLikeGate({"dgate", dgate}, gate);
-  }
-  if (status.ok() && dup.given()) status = CheckLikeGate({"dup", dup}, gate);
-  if (status.ok()) {
-    status = CheckOverlap({{"dgate", dgate}, {"dup", dup}},
-                          {{"dy", args.dy}, {"gate", gate}, {"up", args.up}});
-  }
-  if (!status.ok()) return status;
-  SwiGluJob job;
-  job.gate = RowArray(gate);
-  job.up = RowArray(args.up);
-  job.dy = RowArray(args.dy);
-  job.want_dgate = dgate.given();
-  job.want_dup = dup.given();
-  if (job.want_dgate) job.dgate = RowArray(dgate);
-  if (job.want_dup) job.dup = RowArray(dup);
-  RunSwiGlu(*context,
-            FA2_TARGET_FUNCTION(SwiGluBackwardRows, context->impl().targets()),
-            gate, &job);
-  return status;
+  return WithContext(given, [&](Context* context) -> Status {
+    const ConstTensorView& gate = args.gate;
+    const ConstTensorView dgate = args.dgate;
+    const ConstTensorView dup = args.dup;
+    Status status = CheckRows({"gate", gate}, kFloats);
+    if (status.ok()) status = CheckLikeGate({"dy", args.dy}, gate);
+    if (status.ok()) status = CheckLikeGate({"up", args.up}, gate);
+    if (status.ok() && dgate.given()) {
+      status = CheckLikeGate({"dgate", dgate}, gate);
+    }
+    if (status.ok() && dup.given()) status = CheckLikeGate({"dup", dup}, gate);
+    if (status.ok()) {
+      status = CheckOverlap({{"dgate", dgate}, {"dup", dup}},
+                            {{"dy", args.dy}, {"gate", gate}, {"up", args.up}});
+    }
+    if (!status.ok()) return status;
+    SwiGluJob job;
+    job.gate = RowArray(gate);
+    job.up = RowArray(args.up);
+    job.dy = RowArray(args.dy);
+    job.want_dgate = dgate.given();
+    job.want_dup = dup.given();
+    if (job.want_dgate) job.dgate = RowArray(dgate);
+    if (job.want_dup) job.dup = RowArray(dup);
+    RunSwiGlu(
+        *context,
+        FA2_TARGET_FUNCTION(SwiGluBackwardRows, context->impl().targets()),
+        gate, &job);
+    return status;
+  });
 }
 
 }  // namespace fa2

@@ -300,55 +300,57 @@ HWY_EXPORT(TransposeTiles);
 }  // namespace ops
 
 Status Transpose2d(const ConstTensorView& in, const TensorView& out,
-                   Context* context) {
+                   Context* given) {
   using namespace ops;
-  const std::initializer_list<DType> types = {DType::kF32, DType::kBF16,
-                                              DType::kF16, DType::kF64,
-                                              DType::kI32, DType::kI64};
-  Status status = ResolveContext(context, &context);
-  if (status.ok()) status = CheckRows({"in", in}, types);
-  if (status.ok()) status = CheckRows({"out", out}, types);
-  if (status.ok()) status = CheckType({"out", out}, {"in", in});
-  if (status.ok()) {
-    status = CheckShape({"out", out},
-                        {in.sizes[0], in.sizes[1], in.sizes[3], in.sizes[2]},
-                        "the shape of in with its last two sizes swapped");
-  }
-  if (status.ok()) status = CheckOverlap({{"out", out}}, {{"in", in}});
-  if (!status.ok() || Elements(in) == 0) return status;
+  return WithContext(given, [&](Context* context) -> Status {
+    const std::initializer_list<DType> types = {DType::kF32, DType::kBF16,
+                                                DType::kF16, DType::kF64,
+                                                DType::kI32, DType::kI64};
+    Status status = CheckRows({"in", in}, types);
+    if (status.ok()) status = CheckRows({"out", out}, types);
+    if (status.ok()) status = CheckType({"out", out}, {"in", in});
+    if (status.ok()) {
+      status = CheckShape({"out", out},
+                          {in.sizes[0], in.sizes[1], in.sizes[3], in.sizes[2]},
+                          "the shape of in with its last two sizes swapped");
+    }
+    if (status.ok()) status = CheckOverlap({{"out", out}}, {{"in", in}});
+    if (!status.ok() || Elements(in) == 0) return status;
 
-  TransposeJob job;
-  job.in = static_cast<const std::byte*>(in.data);
-  job.out = static_cast<std::byte*>(out.data);
-  job.rows = in.sizes[2];
-  job.cols = in.sizes[3];
-  job.heads = in.sizes[1];
-  job.element = SizeOf(in.dtype);
-  const auto size = static_cast<int64_t>(job.element);
-  for (int dim = 0; dim < 3; ++dim) {
-    job.in_strides[dim] = in.strides[dim] * size;
-    job.out_strides[dim] = out.strides[dim] * size;
-  }
-  job.stream = WriteNonTemporal(Elements(in) * size);
-  // Items of 512 x 512: the pages of their 1,024 rows, in and out, stay in the
-  // second-level TLB (2,048 entries) from tile to tile. Smaller ones where
-  // there would be few of them.
-  constexpr int64_t kItem = 512;
-  constexpr int64_t kItemsPerThread = 8;
-  job.item_cols = kItem;
-  job.item_rows = Elements(in) / (kItem * kItem) >=
-                          kItemsPerThread * context->impl().pool().num_threads()
-                      ? kItem
-                      : 64;
-  job.row_items = CeilDiv(job.rows, job.item_rows);
-  job.col_items = CeilDiv(job.cols, job.item_cols);
-  const int64_t items =
-      in.sizes[0] * in.sizes[1] * job.row_items * job.col_items;
-  const auto kernel =
-      FA2_TARGET_FUNCTION(TransposeTiles, context->impl().targets());
-  context->impl().pool().For(
-      items, [kernel, &job](int64_t item, int) { kernel(job, item); });
-  return status;
+    TransposeJob job;
+    job.in = static_cast<const std::byte*>(in.data);
+    job.out = static_cast<std::byte*>(out.data);
+    job.rows = in.sizes[2];
+    job.cols = in.sizes[3];
+    job.heads = in.sizes[1];
+    job.element = SizeOf(in.dtype);
+    const auto size = static_cast<int64_t>(job.element);
+    for (int dim = 0; dim < 3; ++dim) {
+      job.in_strides[dim] = in.strides[dim] * size;
+      job.out_strides[dim] = out.strides[dim] * size;
+    }
+    job.stream = WriteNonTemporal(Elements(in) * size);
+    // Items of 512 x 512: the pages of their 1,024 rows, in and out, stay in
+    // the second-level TLB (2,048 entries) from tile to tile. Smaller ones
+    // where there would be few of them.
+    constexpr int64_t kItem = 512;
+    constexpr int64_t kItemsPerThread = 8;
+    job.item_cols = kItem;
+    job.item_rows =
+        Elements(in) / (kItem * kItem) >=
+                kItemsPerThread * context->impl().pool().num_threads()
+            ? kItem
+            : 64;
+    job.row_items = CeilDiv(job.rows, job.item_rows);
+    job.col_items = CeilDiv(job.cols, job.item_cols);
+    const int64_t items =
+        in.sizes[0] * in.sizes[1] * job.row_items * job.col_items;
+    const auto kernel =
+        FA2_TARGET_FUNCTION(TransposeTiles, context->impl().targets());
+    context->impl().pool().For(
+        items, [kernel, &job](int64_t item, int) { kernel(job, item); });
+    return status;
+  });
 }
 
 }  // namespace fa2

@@ -1,9 +1,11 @@
 // The gradients of attention, row by row, in double.
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "fa2/reference.h"
+#include "src/checks/guard.h"
 #include "src/reference/check.h"
 #include "src/reference/scores.h"
 #include "src/reference/sequences.h"
@@ -60,9 +62,22 @@ void AddScaled(double a, const double* x, int64_t n, double* y) {
   for (int64_t d = 0; d < n; ++d) y[d] += a * x[d];
 }
 
-}  // namespace
+// Rows of a gradient, kept until all are there, so that a call whose memory
+// ends has written nothing.
+struct KeptRows {
+  reference::Matrix rows;
+  int64_t batch, head, begin, count;
+};
 
-Status AttentionReferenceBackward(const AttentionBackwardArgs& args) {
+void StoreAll(const std::vector<KeptRows>& kept, bool accumulate,
+              const TensorView& output) {
+  for (const KeptRows& k : kept) {
+    reference::StoreRows(k.rows, accumulate, output, k.batch, k.head, k.begin,
+                         k.count);
+  }
+}
+
+Status Backward(const AttentionBackwardArgs& args) {
   namespace ref = reference;
   const AttentionOptions& options = args.options;
   if (Status status = ref::CheckBackward(args); !status.ok()) return status;
@@ -77,6 +92,7 @@ Status AttentionReferenceBackward(const AttentionBackwardArgs& args) {
   SharedGradient dbias(args.dbias);
   SharedGradient dalibi(args.dalibi_slopes);
   SharedGradient dsinks(args.dsinks);
+  std::vector<KeptRows> all_dq, all_dk, all_dv;
 
   for (const ref::Sequence& seq : sequences.list) {
     for (int64_t kv_head = 0; kv_head < kv_heads; ++kv_head) {
@@ -141,24 +157,32 @@ Status AttentionReferenceBackward(const AttentionBackwardArgs& args) {
           dsinks.Add(0, h, 0, 0, -std::exp(sink - lse) * delta);
         }
         if (args.dq.given()) {
-          ref::StoreRows(dq, args.accumulate_dq, args.dq, seq.batch, h,
-                         seq.q_begin, seq.nq);
+          all_dq.push_back({std::move(dq), seq.batch, h, seq.q_begin, seq.nq});
         }
       }
       if (args.dk.given()) {
-        ref::StoreRows(dk, args.accumulate_dk, args.dk, seq.batch, kv_head,
-                       seq.k_begin, seq.nk);
+        all_dk.push_back(
+            {std::move(dk), seq.batch, kv_head, seq.k_begin, seq.nk});
       }
       if (args.dv.given()) {
-        ref::StoreRows(dv, args.accumulate_dv, args.dv, seq.batch, kv_head,
-                       seq.k_begin, seq.nk);
+        all_dv.push_back(
+            {std::move(dv), seq.batch, kv_head, seq.k_begin, seq.nk});
       }
     }
   }
+  StoreAll(all_dq, args.accumulate_dq, args.dq);
+  StoreAll(all_dk, args.accumulate_dk, args.dk);
+  StoreAll(all_dv, args.accumulate_dv, args.dv);
   dbias.Store(args.accumulate_dbias);
   dalibi.Store(false);
   dsinks.Store(false);
   return Status::Ok();
+}
+
+}  // namespace
+
+Status AttentionReferenceBackward(const AttentionBackwardArgs& args) {
+  return checks::Guarded([&] { return Backward(args); });
 }
 
 }  // namespace fa2

@@ -2,9 +2,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "fa2/reference.h"
+#include "src/checks/guard.h"
 #include "src/reference/check.h"
 #include "src/reference/scores.h"
 #include "src/reference/sequences.h"
@@ -12,7 +14,16 @@
 
 namespace fa2 {
 
-Status AttentionReferenceForward(const AttentionForwardArgs& args) {
+namespace {
+
+// Of one head of one sequence. All results are kept until the last is there, so
+// that a call whose memory ends has written nothing.
+struct HeadResult {
+  reference::Matrix out;
+  std::vector<double> lse;
+};
+
+Status Forward(const AttentionForwardArgs& args) {
   namespace ref = reference;
   const AttentionOptions& options = args.options;
   if (Status status = ref::CheckForward(args); !status.ok()) return status;
@@ -24,6 +35,7 @@ Status AttentionReferenceForward(const AttentionForwardArgs& args) {
   const int64_t value_dim = args.v.sizes[3];
   const double scale = ref::ScaleOf(options, args.q.sizes[3]);
 
+  std::vector<HeadResult> results;
   for (const ref::Sequence& seq : sequences.list) {
     for (int64_t h = 0; h < heads; ++h) {
       const int64_t kv_head = h / (heads / kv_heads);
@@ -36,7 +48,8 @@ Status AttentionReferenceForward(const AttentionForwardArgs& args) {
       const double sink = options.sinks.given()
                               ? ref::Load(options.sinks, 0, h, 0, 0)
                               : -kInfinity;
-      ref::Matrix out(seq.nq, value_dim);
+      HeadResult result{ref::Matrix(seq.nq, value_dim), {}};
+      ref::Matrix& out = result.out;
       for (int64_t i = 0; i < seq.nq; ++i) {
         const std::vector<ref::Score> scores = ref::ScoreRow(
             options, scale, {sequences, seq, h, heads, i}, q.row(i), k);
@@ -59,14 +72,31 @@ Status AttentionReferenceForward(const AttentionForwardArgs& args) {
             out.row(i)[d] += p * v_row[d];
           }
         }
-        if (args.lse.given()) {
-          ref::StoreStatistic(args.lse, sequences, seq, h, i, lse);
-        }
+        if (args.lse.given()) result.lse.push_back(lse);
       }
-      ref::StoreRows(out, false, args.out, seq.batch, h, seq.q_begin, seq.nq);
+      results.push_back(std::move(result));
+    }
+  }
+
+  size_t next = 0;
+  for (const ref::Sequence& seq : sequences.list) {
+    for (int64_t h = 0; h < heads; ++h) {
+      const HeadResult& result = results[next++];
+      ref::StoreRows(result.out, false, args.out, seq.batch, h, seq.q_begin,
+                     seq.nq);
+      for (size_t i = 0; i < result.lse.size(); ++i) {
+        ref::StoreStatistic(args.lse, sequences, seq, h,
+                            static_cast<int64_t>(i), result.lse[i]);
+      }
     }
   }
   return Status::Ok();
+}
+
+}  // namespace
+
+Status AttentionReferenceForward(const AttentionForwardArgs& args) {
+  return checks::Guarded([&] { return Forward(args); });
 }
 
 }  // namespace fa2

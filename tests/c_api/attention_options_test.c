@@ -92,12 +92,12 @@ static void set_dropout_offset(Problem* p, Extras* x) {
 }
 
 static void set_dlse(Problem* p, Extras* x) {
-  p->backward.dlse = fa2_dense_const(x->dlse, FA2_F32, kB, kHq, kNq, 1);
+  p->backward.dlse = fa2_dense_rows_const(x->dlse, FA2_F32, kB, kHq, kNq);
 }
 
 /* A delta other than rowsum(out * dout) shows that it is read. */
 static void set_delta(Problem* p, Extras* x) {
-  p->backward.delta = fa2_dense_const(x->dlse, FA2_F32, kB, kHq, kNq, 1);
+  p->backward.delta = fa2_dense_rows_const(x->dlse, FA2_F32, kB, kHq, kNq);
 }
 
 static void set_accumulate_dq(Problem* p, Extras* x) {

@@ -53,7 +53,7 @@ static void test_attention(fa2_context* context) {
 
 static void test_delta(fa2_context* context) {
   Problem* p = make_problem(2);
-  const fa2_tensor delta = fa2_dense(p->delta, FA2_F32, kB, kHq, kNq, 1);
+  const fa2_tensor delta = fa2_dense_rows(p->delta, FA2_F32, kB, kHq, kNq);
   fill(p->out, kQ, &(uint32_t){3});
   CHECK_OK(fa2_attention_delta(&p->backward.out, &p->backward.dout, &delta,
                                context));
@@ -188,7 +188,6 @@ static void test_context(void) {
   fa2_context_options options = {0};
   fa2_context* context = NULL;
   fa2_context_info info;
-  double flops = 0;
   memset(&info, 0xFF, sizeof info);
   options.struct_size = sizeof options;
   options.num_threads = 2;
@@ -211,11 +210,6 @@ static void test_context(void) {
   CHECK_FAILS(fa2_context_get_info(context, NULL), FA2_INVALID_ARGUMENT,
               "info is NULL");
 
-  /* Any CPU does more than a million operations a second. */
-  CHECK_OK(fa2_context_measure_peak(context, &flops));
-  CHECK(flops > 1e6);
-  CHECK_FAILS(fa2_context_measure_peak(context, NULL), FA2_INVALID_ARGUMENT,
-              "flops is null");
   CHECK_OK(fa2_context_release_workspace(context));
   fa2_context_destroy(context);
   fa2_context_destroy(NULL);

@@ -53,7 +53,7 @@ static Problem* make_problem(uint32_t seed) {
   p->forward.k = fa2_dense_const(p->k, FA2_F32, kB, kHkv, kNk, kD);
   p->forward.v = fa2_dense_const(p->v, FA2_F32, kB, kHkv, kNk, kD);
   p->forward.out = fa2_dense(p->out, FA2_F32, kB, kHq, kNq, kD);
-  p->forward.lse = fa2_dense(p->lse, FA2_F32, kB, kHq, kNq, 1);
+  p->forward.lse = fa2_dense_rows(p->lse, FA2_F32, kB, kHq, kNq);
 
   p->backward.struct_size = sizeof p->backward;
   p->backward.options = &p->options;

@@ -151,7 +151,6 @@ TEST_P(IndexedOps, EmbeddingBackwardKeepsNanInItsElement) {
   args.dy = dy.view();
   args.ids = ids.view();
   args.dweight = dweight.view();
-  args.accumulate_dweight = false;
   for (const std::string& target : Targets()) {
     ExpectOk(EmbeddingBackward(args, MakeContext(target, 1).get()));
     for (int64_t v = 0; v < 4; ++v) {
@@ -392,7 +391,6 @@ TEST_P(IndexedOps, CrossEntropyNanAndCounts) {
     const Ids ignored(DType::kI64, {7, 7, 7, 7});
     args.targets = ignored.view();
     args.count.reset();
-    args.accumulate_loss = false;
     ExpectOk(CrossEntropy(args, context.get()));
     EXPECT_EQ(loss, 0.0f);
     for (int64_t row = 0; row < 4; ++row) {

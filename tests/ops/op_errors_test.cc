@@ -69,23 +69,24 @@ TEST_F(OpErrors, Views) {
   ConstTensorView x = x_.view();
   x.dtype = DType::kI32;
   Expect(Softmax(x, out_.view()),
-         "x has type i32; it must be f32 or bf16 or f16 or f64");
+         "x has dtype i32; it must be f32 or bf16 or f16 or f64");
   x = x_.view();
   x.data = nullptr;
-  Expect(Softmax(x, out_.view()), "x has no data; it must be given");
+  Expect(Softmax(x, out_.view()),
+         "x is null; it must point to [1, 1, 4, 6] elements");
   x = x_.view();
   x.data = static_cast<const uint8_t*>(x.data) + 2;
   Expect(Softmax(x, out_.view()),
-         "x is not aligned; its address must be a multiple of 4");
+         "x is not aligned; f32 data must be aligned to 4 bytes");
   x = x_.view();
   x.sizes[0] = -1;
   Expect(Softmax(x, out_.view()),
-         "x has sizes [-1, 1, 4, 6]; they must be 0 or more");
+         "x has shape [-1, 1, 4, 6]; sizes must be 0 or more");
   x = x_.view();
   x.strides[2] = int64_t{1} << 61;
   Expect(Softmax(x, out_.view()),
-         "x has sizes [1, 1, 4, 6] and strides [24, 24, 2305843009213693952, "
-         "1]; its bytes must fit in 63 bits");
+         "x has shape [1, 1, 4, 6] and strides [24, 24, 2305843009213693952, "
+         "1]; its elements must lie within 2^62 bytes");
   x = x_.view();
   x.strides[3] = 2;
   Expect(Softmax(x, out_.view()),
@@ -94,26 +95,25 @@ TEST_F(OpErrors, Views) {
   TensorView y = out_.view();
   y.sizes[2] = 3;
   Expect(Softmax(x_.view(), y),
-         "y is [1, 1, 3, 6]; it must be [1, 1, 4, 6], the shape of x");
+         "y has shape [1, 1, 3, 6]; it must be [1, 1, 4, 6], the shape of x");
   y = out_.view();
   y.dtype = DType::kBF16;
-  Expect(Softmax(x_.view(), y),
-         "y has type bf16; it must be f32, the type of x");
+  Expect(Softmax(x_.view(), y), "y has dtype bf16; it must be f32, as x has");
   y = out_.view();
   y.strides[2] = 0;
   Expect(Softmax(x_.view(), y),
-         "y has sizes [1, 1, 4, 6] and strides [24, 24, 0, 1]; no two of its "
-         "elements may share an address");
+         "y has shape [1, 1, 4, 6] and strides [24, 24, 0, 1]; the elements of "
+         "an output must not share memory");
 }
 
 TEST_F(OpErrors, Overlap) {
   Expect(Softmax(out_.view(), out_.view()),
-         "y overlaps x; an output must not share memory with an input");
+         "y overlaps the input x; inputs are never written");
   Expect(SoftmaxBackward(out_.view(), x_.view(), out_.view()),
-         "dx overlaps dy; an output must not share memory with an input");
+         "dx overlaps the input dy; inputs are never written");
   Expect(Transpose2d(out_.view(),
                      Dense(out_.view().data, DType::kF32, 1, 1, kDim, kRows)),
-         "out overlaps in; an output must not share memory with an input");
+         "out overlaps the input in; inputs are never written");
   RmsNormBackwardArgs rms = RmsArgs();
   rms.dweight = Dense(static_cast<float*>(out_.view().data) + 20, DType::kF32,
                       1, 1, 1, kDim);
@@ -122,12 +122,11 @@ TEST_F(OpErrors, Overlap) {
   rms = RmsArgs();
   rms.weight = dweight_.view();
   Expect(RmsNormBackward(rms),
-         "dweight overlaps weight; an output must not share memory with an "
-         "input");
+         "dweight overlaps the input weight; inputs are never written");
   EmbeddingBackwardArgs embedding = EmbeddingArgs();
   embedding.dy = out_.view();
   Expect(EmbeddingBackward(embedding),
-         "dweight overlaps dy; an output must not share memory with an input");
+         "dweight overlaps the input dy; inputs are never written");
   CrossEntropyArgs loss = LossArgs();
   // The logits themselves may be overwritten, not those of another row.
   TensorView rows = out_.view();
@@ -137,8 +136,7 @@ TEST_F(OpErrors, Overlap) {
   loss.dlogits = rows;
   loss.targets = Vector(ids_.data(), DType::kI64, kRows - 1);
   Expect(CrossEntropy(loss),
-         "dlogits overlaps logits; an output must not share memory with an "
-         "input");
+         "dlogits overlaps the input logits; inputs are never written");
 }
 
 // Columns of one array are separate views, although their bytes interleave.
@@ -153,19 +151,20 @@ TEST_F(OpErrors, InterleavedViewsDoNotOverlap) {
   EXPECT_TRUE(Softmax(right, left).ok());
   right.data = static_cast<float*>(right.data) - 1;
   EXPECT_EQ(Softmax(left, right).message(),
-            "y overlaps x; an output must not share memory with an input");
+            "y overlaps the input x; inputs are never written");
   EXPECT_EQ(Softmax(right, left).message(),
-            "y overlaps x; an output must not share memory with an input");
+            "y overlaps the input x; inputs are never written");
 }
 
 TEST_F(OpErrors, Transpose) {
   ConstTensorView in = x_.view();
   in.dtype = DType::kBool;
   EXPECT_EQ(Transpose2d(in, out_.view()).message(),
-            "in has type bool; it must be f32 or bf16 or f16 or f64 or i32 or "
+            "in has dtype bool; it must be f32 or bf16 or f16 or f64 or i32 or "
             "i64");
   Expect(Transpose2d(x_.view(), out_.view()),
-         "out is [1, 1, 4, 6]; it must be [1, 1, 6, 4], the shape of in with "
+         "out has shape [1, 1, 4, 6]; it must be [1, 1, 6, 4], the shape of in "
+         "with "
          "its last two sizes swapped");
 }
 
@@ -173,21 +172,21 @@ TEST_F(OpErrors, RmsNorm) {
   ConstTensorView weight = weight_.view();
   weight.sizes[3] = 5;
   Expect(RmsNorm(x_.view(), weight, 1e-5, out_.view()),
-         "weight is [1, 1, 1, 5]; it must be [1, 1, 1, 6]");
+         "weight has shape [1, 1, 1, 5]; it must be [1, 1, 1, 6], a vector");
   weight = weight_.view();
   weight.dtype = DType::kBF16;
   Expect(RmsNorm(x_.view(), weight, 1e-5, out_.view()),
-         "weight has type bf16; it must be f32, the type of x");
+         "weight has dtype bf16; it must be f32, as x has");
   Expect(RmsNorm(x_.view(), weight_.view(), -1.0, out_.view()),
          "eps is -1.000000; it must be finite and 0 or more");
   RmsNormBackwardArgs args = RmsArgs();
   args.dy.sizes[2] = 3;
   Expect(RmsNormBackward(args),
-         "dy is [1, 1, 3, 6]; it must be [1, 1, 4, 6], the shape of x");
+         "dy has shape [1, 1, 3, 6]; it must be [1, 1, 4, 6], the shape of x");
   args = RmsArgs();
   args.dweight.sizes[3] = 7;
   Expect(RmsNormBackward(args),
-         "dweight is [1, 1, 1, 7]; it must be [1, 1, 1, 6]");
+         "dweight has shape [1, 1, 1, 7]; it must be [1, 1, 1, 6], a vector");
 }
 
 TEST_F(OpErrors, Embedding) {
@@ -202,10 +201,10 @@ TEST_F(OpErrors, Embedding) {
          "dweight");
   args.ids.sizes[3] = 3;
   Expect(EmbeddingBackward(args),
-         "ids is [1, 1, 1, 3]; it must be [1, 1, 1, 4]");
+         "ids has shape [1, 1, 1, 3]; it must be [1, 1, 1, 4], a vector");
   args = EmbeddingArgs();
   args.ids.dtype = DType::kF32;
-  Expect(EmbeddingBackward(args), "ids has type f32; it must be i32 or i64");
+  Expect(EmbeddingBackward(args), "ids has dtype f32; it must be i32 or i64");
 }
 
 TEST_F(OpErrors, CrossEntropy) {
@@ -220,7 +219,7 @@ TEST_F(OpErrors, CrossEntropy) {
   Expect(CrossEntropy(args), "count is -2; it must be 0 or more");
   args = LossArgs();
   args.loss.dtype = DType::kBF16;
-  Expect(CrossEntropy(args), "loss has type bf16; it must be f32 or f64");
+  Expect(CrossEntropy(args), "loss has dtype bf16; it must be f32 or f64");
 }
 
 // A workspace that the context may not have: the error comes before the first

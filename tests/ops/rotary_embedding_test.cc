@@ -161,20 +161,24 @@ TEST(RotaryErrors, AreSentences) {
       "cos is [1, 1, 4, 4]; it must be [1 or B, 1, N, R / 2] with R <= dim, "
       "where x is [1, 1, 4, 6]");
   args.sin.sizes[3] = 2;
-  expect("sin is [1, 1, 4, 2]; it must be [1, 1, 4, 3], the shape of cos");
+  expect(
+      "sin has shape [1, 1, 4, 2]; it must be [1, 1, 4, 3], the shape of cos");
   args.cos.dtype = DType::kF16;
-  expect("cos has type f16; it must be f32, the type of x");
+  expect("cos has dtype f16; it must be f32, as x has");
   args.y.sizes[2] = 3;
-  expect("y is [1, 1, 3, 6]; it must be [1, 1, 4, 6], the shape of its input");
+  expect(
+      "y has shape [1, 1, 3, 6]; it must be [1, 1, 4, 6], the shape of its "
+      "input");
   args.y = x.view();
-  expect("y overlaps x; an output must not share memory with an input");
+  expect("y overlaps the input x; inputs are never written");
   RotaryEmbeddingBackwardArgs back;
   back.dy = x.view();
   back.cos = cos.view();
   back.sin = sin.view();
-  EXPECT_EQ(RotaryEmbeddingBackward(back).message(),
-            "dx is [0, 0, 0, 0]; it must be [1, 1, 4, 6], the shape of its "
-            "input");
+  EXPECT_EQ(
+      RotaryEmbeddingBackward(back).message(),
+      "dx has shape [0, 0, 0, 0]; it must be [1, 1, 4, 6], the shape of its "
+      "input");
 }
 
 }  // namespace

@@ -163,19 +163,21 @@ TEST(SwiGluErrors, AreSentences) {
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_EQ(status.message(), sentence);
   };
-  expect(SwiGlu(gate.view(), short_up.view(), y.view()),
-         "up is [1, 1, 3, 4]; it must be [1, 1, 3, 5], the shape of gate");
+  expect(
+      SwiGlu(gate.view(), short_up.view(), y.view()),
+      "up has shape [1, 1, 3, 4]; it must be [1, 1, 3, 5], the shape of gate");
   expect(SwiGlu(gate.view(), f16.view(), y.view()),
-         "up has type f16; it must be f32, the type of gate");
+         "up has dtype f16; it must be f32, as gate has");
   expect(SwiGlu(gate.view(), up.view(), gate.view()),
-         "y overlaps gate; an output must not share memory with an input");
+         "y overlaps the input gate; inputs are never written");
   SwiGluBackwardArgs args;
   args.dy = y.view();
   args.gate = gate.view();
   args.up = up.view();
   args.dgate = short_up.view();
   expect(SwiGluBackward(args),
-         "dgate is [1, 1, 3, 4]; it must be [1, 1, 3, 5], the shape of gate");
+         "dgate has shape [1, 1, 3, 4]; it must be [1, 1, 3, 5], the shape of "
+         "gate");
 }
 
 }  // namespace

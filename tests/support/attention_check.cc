@@ -16,7 +16,7 @@ namespace {
 
 // Rounding errors of n sums grow as sqrt(n); fa2::Precision's figures are for
 // sums of a few thousand terms.
-constexpr double kTermsOfTheContract = 4096.0;
+constexpr double kTermsOfTheFigures = 4096.0;
 
 // Standard deviations that the worst of a few million elements may be off.
 constexpr double kWorstElement = 8.0;
@@ -87,7 +87,7 @@ Tensor LikeF64(const Tensor& tensor) {
 
 Precisions PrecisionsOf(const AttentionCase& c) {
   const double growth = std::max(
-      1.0, std::sqrt(static_cast<double>(LongestSum(c)) / kTermsOfTheContract));
+      1.0, std::sqrt(static_cast<double>(LongestSum(c)) / kTermsOfTheFigures));
   if (c.dtype == DType::kF64) return {1e-13 * growth, 0.0, 1e-13};
   const double f32 = 3e-6 * growth;
   if (c.precision == Precision::kExact) return {f32, 0.0, 1e-6};

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "bench/peak/peak.h"
 #include "fa2/attention.h"
-#include "src/peak/peak.h"
 #include "tests/support/tensor.h"
 
 namespace fa2::demo {

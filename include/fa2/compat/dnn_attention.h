@@ -1,4 +1,4 @@
-/* The typed flash-attention backward of a cuDNN-like library: tensors with
+/* flash_attention_backward of oxicuda-dnn, a cuDNN-like library: tensors with
  * shapes of their own and a config, checked against each other.
  *
  * All data is host memory. Errors and messages are those of fa2_c.h.
@@ -15,19 +15,25 @@ extern "C" {
 /* A tensor of any rank; only read where it is an input. */
 typedef struct fa2_dnn_tensor {
   void* data;
-  int32_t dtype; /* FA2_F16, FA2_BF16, FA2_F32 or FA2_F64 */
+  /* FA2_F16, FA2_BF16, FA2_F32 or FA2_F64. */
+  int32_t dtype;
   int32_t rank;
-  const int64_t* dims;    /* `rank` sizes */
-  const int64_t* strides; /* in elements; NULL: dense */
+  /* `rank` sizes. */
+  const int64_t* dims;
+  /* In elements; NULL: dense. */
+  const int64_t* strides;
 } fa2_dnn_tensor;
 
 typedef struct fa2_dnn_flash_attention_config {
   uint32_t head_dim;
   uint32_t seq_len_q;
   uint32_t seq_len_kv;
-  uint32_t block_m; /* tile sizes of the GPU kernel: not read */
+  /* Tile sizes of the GPU kernel: not read. */
+  uint32_t block_m;
   uint32_t block_n;
-  uint32_t causal; /* not 0: query i sees key j iff j <= i */
+  /* Not 0: query i sees key j iff j <= i. */
+  uint32_t causal;
+  /* Finite: what q k^T is multiplied with. */
   float sm_scale;
 } fa2_dnn_flash_attention_config;
 

@@ -1,5 +1,6 @@
-/* The flash-attention backward kernels of a Metal backend for bf16 training,
- * called with the buffers and parameter blocks of those kernels.
+/* mlx-native's flash_attn_train_bwd (flash-attention backward in Metal for bf16
+ * training), its delta pre-pass and its rounding kernel, called with the
+ * buffers and parameter blocks of those kernels.
  *
  * All buffers are host memory. Errors and messages are those of fa2_c.h.
  */
@@ -23,7 +24,8 @@ typedef struct fa2_metal_attention_params {
   int32_t kL;
   int32_t gqa_factor;
   float scale;
-  float softcapping; /* 0 or 1: none; the kernel knows no other */
+  /* 0 or 1: none; the kernel knows no other. */
+  float softcapping;
   /* Tile counts of a 32 x 16 tiling, which fa2 does not need: not read. */
   int32_t NQ;
   int32_t NK;
@@ -31,7 +33,8 @@ typedef struct fa2_metal_attention_params {
   int32_t NK_aligned;
   int32_t qL_rem;
   int32_t kL_rem;
-  int32_t qL_off; /* not read: the causal mask counts from the top left */
+  /* Not read: the causal mask counts from the top left. */
+  int32_t qL_off;
   int32_t pad;
   int64_t Q_strides[3];
   int64_t K_strides[3];
@@ -46,10 +49,14 @@ typedef struct fa2_metal_attention_mask_params {
 
 /* The kernel's function constants. */
 enum {
-  FA2_METAL_ALIGN_Q = 1,  /* qL is a multiple of 32 */
-  FA2_METAL_ALIGN_K = 2,  /* kL is a multiple of 16 */
-  FA2_METAL_HAS_MASK = 4, /* mask and mask_params are read */
-  FA2_METAL_DO_CAUSAL = 8 /* query i sees key j iff j <= i */
+  /* qL is a multiple of 32. */
+  FA2_METAL_ALIGN_Q = 1,
+  /* kL is a multiple of 16. */
+  FA2_METAL_ALIGN_K = 2,
+  /* mask and mask_params are read. */
+  FA2_METAL_HAS_MASK = 4,
+  /* Query i sees key j iff j <= i. */
+  FA2_METAL_DO_CAUSAL = 8
 };
 
 /* Q [B,H,qL,D], K and V [B,H/gqa_factor,kL,D], dO [B,H,qL,D]: bf16, by strides.

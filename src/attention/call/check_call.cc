@@ -5,12 +5,21 @@
 #include <string>
 #include <utility>
 
-#include "src/attention/call/check.h"
 #include "src/attention/call/problem.h"
 #include "src/attention/call/sequences.h"
+#include "src/checks/views.h"
 
 namespace fa2::attention {
 namespace {
+
+using checks::CheckDType;
+using checks::CheckOverlap;
+using checks::CheckShape;
+using checks::CheckStatisticsShape;
+using checks::CheckView;
+using checks::NamedView;
+using checks::NamedViews;
+using checks::ShapeText;
 
 std::string Text(double value) {
   std::string text = std::to_string(value);
@@ -153,23 +162,23 @@ Status CheckInputs(const ConstTensorView& q, const ConstTensorView& k,
   return Status::Ok();
 }
 
-// lse, dlse, delta: [B, Hq, Nq, 1], or padded rows where lengths vary.
+// lse, dlse, delta: [B, Hq, Nq], or padded rows where lengths vary.
 Status CheckStatistics(const NamedView& tensor, const Problem& p) {
   FA2_RETURN_IF_ERROR(CheckView(tensor));
   FA2_RETURN_IF_ERROR(
       CheckDType(tensor, {p.accumulator()}, "for inputs of this dtype"));
-  const std::array<int64_t, 4> dense = {p.q.sizes[0], p.q_heads, p.q.sizes[2],
-                                        1};
-  if (p.variable_length && tensor.view.sizes != dense) {
-    int64_t longest = 0;
-    for (const Sequence& s : p.sequences) longest = std::max(longest, s.nq());
-    const std::array<int64_t, 4> padded = {
-        static_cast<int64_t>(p.sequences.size()), p.q_heads,
-        std::max(longest, tensor.view.sizes[2]), 1};
-    return CheckShape(tensor, padded,
-                      "[sequences, Hq, >= longest, 1], or [1, Hq, total_q, 1]");
+  const std::array<int64_t, 3> dense = {p.q.sizes[0], p.q_heads, p.q.sizes[2]};
+  if (!p.variable_length) {
+    return CheckStatisticsShape(tensor, dense, "[B, Hq, Nq] of q");
   }
-  return CheckShape(tensor, dense, "[B, Hq, Nq, 1] of q");
+  if (CheckStatisticsShape(tensor, dense, "").ok()) return Status::Ok();
+  int64_t longest = 0;
+  for (const Sequence& s : p.sequences) longest = std::max(longest, s.nq());
+  return CheckStatisticsShape(
+      tensor,
+      {static_cast<int64_t>(p.sequences.size()), p.q_heads,
+       std::max(longest, tensor.view.sizes[2])},
+      "[sequences, Hq, longest or more], or [1, Hq, total_q]");
 }
 
 // `inputs` [B, H, N, D] of the call: what the outputs must not overlap.

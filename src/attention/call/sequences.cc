@@ -5,10 +5,15 @@
 #include <string>
 #include <tuple>
 
-#include "src/attention/call/check.h"
+#include "src/checks/views.h"
 
 namespace fa2::attention {
 namespace {
+
+using checks::CheckDType;
+using checks::CheckView;
+using checks::NamedView;
+using checks::ShapeText;
 
 int64_t PrefixSum(const ConstTensorView& view, int64_t index) {
   const char* address = At(view, 0, 0, 0, index);

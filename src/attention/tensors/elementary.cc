@@ -2,9 +2,9 @@
 #include <string>
 
 #include "fa2/attention.h"
-#include "src/attention/call/check.h"
 #include "src/attention/call/problem.h"
 #include "src/attention/tensors/row_buffers.h"
+#include "src/checks/views.h"
 #include "src/context/context_impl.h"
 #include "src/simd/rowwise/rows.h"
 #include "src/simd/rowwise/staging.h"
@@ -13,39 +13,31 @@ namespace fa2 {
 namespace attention {
 namespace {
 
+using checks::CheckDType;
+using checks::CheckOverlap;
+using checks::CheckShape;
+using checks::CheckStatisticsShape;
+using checks::CheckView;
+using checks::NamedView;
+
 Status CheckDelta(const ConstTensorView& out, const ConstTensorView& dout,
                   const TensorView& delta) {
   for (const NamedView& tensor :
        {NamedView{"out", out}, NamedView{"dout", dout},
         NamedView{"delta", delta}}) {
-    if (Status s = CheckView(tensor); !s.ok()) return s;
+    FA2_RETURN_IF_ERROR(CheckView(tensor));
   }
-  if (Status s =
-          CheckDType({"out", out},
-                     {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}, "");
-      !s.ok()) {
-    return s;
-  }
-  if (Status s = CheckDType({"dout", dout}, {out.dtype}, "as out has");
-      !s.ok()) {
-    return s;
-  }
+  FA2_RETURN_IF_ERROR(CheckDType(
+      {"out", out}, {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}, ""));
+  FA2_RETURN_IF_ERROR(CheckDType({"dout", dout}, {out.dtype}, "as out has"));
   const DType wide = out.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  if (Status s =
-          CheckDType({"delta", delta}, {wide}, "for inputs of this dtype");
-      !s.ok()) {
-    return s;
-  }
-  if (Status s = CheckShape({"dout", dout}, out.sizes, "the shape of out");
-      !s.ok()) {
-    return s;
-  }
-  if (Status s = CheckShape({"delta", delta},
-                            {out.sizes[0], out.sizes[1], out.sizes[2], 1},
-                            "[B, H, N, 1] of out");
-      !s.ok()) {
-    return s;
-  }
+  FA2_RETURN_IF_ERROR(
+      CheckDType({"delta", delta}, {wide}, "for inputs of this dtype"));
+  FA2_RETURN_IF_ERROR(
+      CheckShape({"dout", dout}, out.sizes, "the shape of out"));
+  FA2_RETURN_IF_ERROR(CheckStatisticsShape(
+      {"delta", delta}, {out.sizes[0], out.sizes[1], out.sizes[2]},
+      "[B, H, N] of out"));
   return CheckOverlap({{"delta", delta}}, {{"out", out}, {"dout", dout}});
 }
 
@@ -99,6 +91,7 @@ Status AttentionDelta(const ConstTensorView& out, const ConstTensorView& dout,
 Status PhiloxKeepMask(double dropout_p, uint64_t seed, uint64_t offset,
                       const TensorView& keep, Context* given) {
   using namespace attention;
+  using checks::ShapeText;
   return WithContext(given, [&](Context* context) {
     if (!(dropout_p >= 0.0 && dropout_p <= 1.0)) {
       return Status::InvalidArgument("dropout_p is " +

@@ -1,6 +1,6 @@
 // The x86 matrix units that Highway 1.0.3 does not offer, under function
 // attributes so that the file needs no compiler flags.
-#include "src/peak/peak_kernels.h"
+#include "bench/peak/peak_kernels.h"
 
 #if defined(__x86_64__) && defined(__linux__)
 

@@ -1,8 +1,8 @@
-// What this machine can do at most, measured in the running process: what
-// Context::MeasurePeak gives, and the denominators of every share that a
-// benchmark prints.
-#ifndef FA2_SRC_PEAK_PEAK_H_
-#define FA2_SRC_PEAK_PEAK_H_
+// What this machine can do at most, measured in the running process: the
+// denominators of every share that a benchmark prints, and what Python's info()
+// gives.
+#ifndef FA2_BENCH_PEAK_PEAK_H_
+#define FA2_BENCH_PEAK_PEAK_H_
 
 #include <string>
 
@@ -37,4 +37,4 @@ Bandwidth MeasureBandwidth(int threads, const std::string& target = "");
 
 }  // namespace fa2::peak
 
-#endif  // FA2_SRC_PEAK_PEAK_H_
+#endif  // FA2_BENCH_PEAK_PEAK_H_

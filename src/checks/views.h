@@ -1,21 +1,18 @@
-// Sentences and tests about tensor views, for checking calls.
-#ifndef FA2_SRC_ATTENTION_CALL_CHECK_H_
-#define FA2_SRC_ATTENTION_CALL_CHECK_H_
+// Checks of the tensors of a call, with the sentences that a caller gets to
+// see. The float64 reference shares none of them.
+#ifndef FA2_SRC_CHECKS_VIEWS_H_
+#define FA2_SRC_CHECKS_VIEWS_H_
 
 #include <array>
+#include <cstddef>
 #include <initializer_list>
 #include <string>
 
 #include "fa2/status.h"
 #include "fa2/types.h"
+#include "src/checks/return_if_error.h"
 
-// Returns from a function that returns Status, unless the expression is ok.
-#define FA2_RETURN_IF_ERROR(expression)                                        \
-  do {                                                                         \
-    if (Status fa2_status = (expression); !fa2_status.ok()) return fa2_status; \
-  } while (false)
-
-namespace fa2::attention {
+namespace fa2::checks {
 
 // "[2, 4, 128, 64]"
 std::string ShapeText(const std::array<int64_t, 4>& sizes);
@@ -47,10 +44,12 @@ class NamedViews {
   int size_ = 0;
 };
 
-// Sizes not negative, the span of its elements within 63 bits, data given
-// unless there are no elements.
+// A known dtype, sizes not negative, the span of its elements within 2^62
+// bytes, data given unless there are no elements, data on an element's
+// boundary.
 Status CheckView(const NamedView& tensor);
 
+// `why` ends the sentence, e.g. "as q has"; may be empty.
 Status CheckDType(const NamedView& tensor, std::initializer_list<DType> allowed,
                   const char* why);
 
@@ -58,11 +57,17 @@ Status CheckDType(const NamedView& tensor, std::initializer_list<DType> allowed,
 Status CheckShape(const NamedView& tensor,
                   const std::array<int64_t, 4>& expected, const char* meaning);
 
+// For row statistics, [B, H, N] with a last size of 1: the sentence shows three
+// sizes, and four where the last one is wrong.
+Status CheckStatisticsShape(const NamedView& tensor,
+                            const std::array<int64_t, 3>& expected,
+                            const char* meaning);
+
 // No two elements of one output in one place; no output in the place of another
 // output or of an input. Views that interleave (slices of one packed buffer)
 // are told apart.
 Status CheckOverlap(const NamedViews& outputs, const NamedViews& inputs);
 
-}  // namespace fa2::attention
+}  // namespace fa2::checks
 
-#endif  // FA2_SRC_ATTENTION_CALL_CHECK_H_
+#endif  // FA2_SRC_CHECKS_VIEWS_H_

@@ -1,5 +1,7 @@
-// CausalAttentionBackward against plain loops in float64, with the conventions
-// of system 4: dq is overwritten, dk and dv are added to.
+// fa2_causal_attention_backward against plain loops in float64: dq is
+// overwritten, dk and dv too or added to.
+#include "fa2/compat/causal_attention.h"
+
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -17,6 +19,62 @@ struct Shape {
 struct Gradients {
   std::vector<double> dq, dk, dv;
 };
+
+using Args = fa2_causal_attention_backward_args;
+
+fa2_tensor Out(const TensorView& view) {
+  fa2_tensor c = {};
+  c.data = view.data;
+  c.dtype = static_cast<int32_t>(view.dtype);
+  std::copy(view.sizes.begin(), view.sizes.end(), c.sizes);
+  std::copy(view.strides.begin(), view.strides.end(), c.strides);
+  return c;
+}
+
+fa2_const_tensor In(const TensorView& view) {
+  const fa2_tensor out = Out(view);
+  fa2_const_tensor c = {};
+  c.data = out.data;
+  c.dtype = out.dtype;
+  std::copy(out.sizes, out.sizes + 4, c.sizes);
+  std::copy(out.strides, out.strides + 4, c.strides);
+  return c;
+}
+
+Args MakeArgs(int64_t heads, int64_t kv_heads) {
+  Args args = {};
+  args.struct_size = sizeof args;
+  args.num_heads = heads;
+  args.num_kv_heads = kv_heads;
+  return args;
+}
+
+// Calls run(context) on every target. The bytes it returns must not change with
+// 2 and 3 threads; check() is called with one thread's outputs in place.
+void OnAllTargetsOfC(
+    const std::function<std::vector<uint8_t>(fa2_context*)>& run,
+    const std::function<void()>& check) {
+  for (const std::string& target : Targets()) {
+    SCOPED_TRACE("target " + target);
+    std::vector<uint8_t> expected;
+    for (const int threads : {1, 2, 3}) {
+      fa2_context_options options = {};
+      options.struct_size = sizeof options;
+      options.max_target = target.c_str();
+      options.num_threads = threads;
+      fa2_context* context = nullptr;
+      ASSERT_EQ(fa2_context_create(&options, &context), FA2_OK)
+          << fa2_last_error();
+      const std::vector<uint8_t> got = run(context);
+      fa2_context_destroy(context);
+      if (threads == 1) {
+        expected = got;
+        check();
+      }
+      EXPECT_EQ(got, expected) << threads << " threads";
+    }
+  }
+}
 
 // One batch element, [seq, heads * head_dim], rows offset by `row0`.
 void Reference(const Shape& s, int64_t row0, const Array& q, const Array& k,
@@ -113,25 +171,24 @@ void TestCausal(DType dtype, const Shape& s, bool accumulate) {
     view.strides[1] = s.seq * view.strides[2];
     return view;
   };
-  CausalAttentionBackwardArgs args;
-  args.num_heads = s.heads;
-  args.num_kv_heads = s.kv_heads;
-  args.dout = batched(dout.view());
-  args.q = batched(q.view());
-  args.k = batched(k.view());
-  args.v = batched(v.view());
-  args.dq = batched(dq.view());
-  args.dk = batched(dk.view());
-  args.dv = batched(dv.view());
-  if (!accumulate) args.accumulate_dk = args.accumulate_dv = false;
-  OnAllTargets(
-      [&](Context* context) {
+  Args args = MakeArgs(s.heads, s.kv_heads);
+  args.dout = In(batched(dout.view()));
+  args.q = In(batched(q.view()));
+  args.k = In(batched(k.view()));
+  args.v = In(batched(v.view()));
+  args.dq = Out(batched(dq.view()));
+  args.dk = Out(batched(dk.view()));
+  args.dv = Out(batched(dv.view()));
+  if (accumulate) args.accumulate_dk = args.accumulate_dv = 1;
+  OnAllTargetsOfC(
+      [&](fa2_context* context) {
         dq.Fill(Normal(99));
         dk = dk_before;
         dv = dv_before;
         args.dk.data = batched(dk.view()).data;
         args.dv.data = batched(dv.view()).data;
-        ExpectOk(CausalAttentionBackward(args, context));
+        EXPECT_EQ(fa2_causal_attention_backward(&args, context), FA2_OK)
+            << fa2_last_error();
         std::vector<uint8_t> all = dq.bytes();
         all.insert(all.end(), dk.bytes().begin(), dk.bytes().end());
         all.insert(all.end(), dv.bytes().begin(), dv.bytes().end());
@@ -156,43 +213,40 @@ TEST(CausalAttentionBackward, MatchesFloat64) {
   }
 }
 
-// The kernel of system 4 stopped at 2,048 positions.
+// The kernel that this stands for stopped at 2,048 positions.
 TEST(CausalAttentionBackward, LongerThan2048) {
   TestCausal(DType::kF32, {1, 2309, 1, 1, 8}, true);
 }
 
 TEST(CausalAttentionBackward, EmptyCallsDoNothing) {
-  Array q(DType::kF32, 0, 8);
-  CausalAttentionBackwardArgs args;
-  args.num_heads = 2;
-  args.num_kv_heads = 1;
-  args.q = args.dout = args.dq = q.view();
-  Array k(DType::kF32, 0, 4);
-  args.k = args.v = args.dk = args.dv = k.view();
-  ExpectOk(CausalAttentionBackward(args));
+  Array q(DType::kF32, 0, 8), k(DType::kF32, 0, 4);
+  Args args = MakeArgs(2, 1);
+  args.q = args.dout = In(q.view());
+  args.dq = Out(q.view());
+  args.k = args.v = In(k.view());
+  args.dk = args.dv = Out(k.view());
+  EXPECT_EQ(fa2_causal_attention_backward(&args, nullptr), FA2_OK)
+      << fa2_last_error();
 }
 
 TEST(CausalAttentionBackward, Errors) {
   Array q(DType::kF32, 4, 8), dout(DType::kF32, 4, 8), dq(DType::kF32, 4, 8);
   Array k(DType::kF32, 4, 4), v(DType::kF32, 4, 4), dk(DType::kF32, 4, 4);
-  CausalAttentionBackwardArgs good;
-  good.num_heads = 2;
-  good.num_kv_heads = 1;
-  good.q = q.view();
-  good.dout = dout.view();
-  good.k = k.view();
-  good.v = v.view();
-  good.dq = dq.view();
-  good.dk = dk.view();
+  Args good = MakeArgs(2, 1);
+  good.q = In(q.view());
+  good.dout = In(dout.view());
+  good.k = In(k.view());
+  good.v = In(v.view());
+  good.dq = Out(dq.view());
+  good.dk = Out(dk.view());
   const std::vector<uint8_t> before = dq.bytes();
-  const auto expect = [&](const CausalAttentionBackwardArgs& args,
-                          const std::string& sentence) {
-    const Status status = CausalAttentionBackward(args);
-    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-    EXPECT_EQ(status.message(), sentence);
+  const auto expect = [&](const Args& args, const std::string& sentence) {
+    EXPECT_EQ(fa2_causal_attention_backward(&args, nullptr),
+              FA2_INVALID_ARGUMENT);
+    EXPECT_EQ(fa2_last_error(), sentence);
     EXPECT_EQ(dq.bytes(), before);
   };
-  CausalAttentionBackwardArgs args = good;
+  Args args = good;
   args.num_kv_heads = 0;
   expect(args, "num_kv_heads is 0; it must be 1 or more");
   args = good;
@@ -205,20 +259,28 @@ TEST(CausalAttentionBackward, Errors) {
          "q is [1, 1, 4, 8]; it must be [1, B, seq, num_heads * head_dim] with "
          "num_heads = 3");
   args = good;
-  args.k = q.view();
-  expect(args,
-         "k is [1, 1, 4, 8]; it must be [1, 1, 4, 4], num_kv_heads heads of "
-         "q's batch, length and head_dim");
+  args.q.strides[3] = 2;
+  expect(args, "the last stride of q is 2; it must be 1: rows are contiguous");
+  args = good;
+  args.k = good.q;
+  expect(
+      args,
+      "k has shape [1, 1, 4, 8]; it must be [1, 1, 4, 4], num_kv_heads heads "
+      "of q's batch, length and head_dim");
   args = good;
   args.dout.sizes[2] = 3;
-  expect(args, "dout is [1, 1, 3, 8]; it must be [1, 1, 4, 8], the shape of q");
-  args = good;
-  args.v.dtype = DType::kBF16;
-  expect(args, "v has type bf16; it must be f32");
-  args = good;
-  args.dout = dq.view();
   expect(args,
-         "dq overlaps dout; an output must not share memory with an input");
+         "dout has shape [1, 1, 3, 8]; it must be [1, 1, 4, 8], the shape of "
+         "q");
+  args = good;
+  args.v.dtype = FA2_BF16;
+  expect(args, "v has dtype bf16; it must be f32, as q has");
+  args = good;
+  args.dout = In(dq.view());
+  expect(args, "dq overlaps the input dout; inputs are never written");
+  args = good;
+  args.reserved = 1;
+  expect(args, "args.reserved is 1; it must be 0");
 }
 
 }  // namespace

@@ -2,12 +2,12 @@
 #include <cstdint>
 #include <string>
 
+#include "bench/peak/peak_kernels.h"
 #include "hwy/cache_control.h"
 #include "hwy/targets.h"
-#include "src/peak/peak_kernels.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "src/peak/peak_vector.cc"
+#define HWY_TARGET_INCLUDE "bench/peak/peak_vector.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h.
 #include "hwy/highway.h"

@@ -1,6 +1,6 @@
 // The inner loops that peak.cc times.
-#ifndef FA2_SRC_PEAK_PEAK_KERNELS_H_
-#define FA2_SRC_PEAK_PEAK_KERNELS_H_
+#ifndef FA2_BENCH_PEAK_PEAK_KERNELS_H_
+#define FA2_BENCH_PEAK_PEAK_KERNELS_H_
 
 #include <cstddef>
 #include <string>
@@ -35,4 +35,4 @@ FlopKernel AmxBf16Kernel();
 
 }  // namespace fa2::peak
 
-#endif  // FA2_SRC_PEAK_PEAK_KERNELS_H_
+#endif  // FA2_BENCH_PEAK_PEAK_KERNELS_H_

@@ -1,10 +1,12 @@
-#include "src/attention/call/check.h"
-
-#include <algorithm>
+// Which bytes the tensors of a call share.
 #include <cstdint>
 #include <cstdlib>
+#include <numeric>
+#include <string>
 
-namespace fa2::attention {
+#include "src/checks/views.h"
+
+namespace fa2::checks {
 namespace {
 
 // Steps of a view in bytes, all positive, by rising size; `base` is the lowest
@@ -119,103 +121,24 @@ bool Overlap(const ConstTensorView& view_a, const ConstTensorView& view_b) {
   }
   const Footprint a = FootprintOf(view_a);
   const Footprint b = FootprintOf(view_b);
+  // Rows of one packed buffer repeat with a common pitch: a step of either, or
+  // what divides a step of both.
   for (const Footprint* f : {&a, &b}) {
     for (int i = 0; i < f->count; ++i) {
       const uint64_t step = f->steps[i].bytes;
       if (step != 0 && DisjointModulo(a, b, step)) return false;
     }
   }
+  for (int i = 0; i < a.count; ++i) {
+    for (int j = 0; j < b.count; ++j) {
+      const uint64_t step = std::gcd(a.steps[i].bytes, b.steps[j].bytes);
+      if (step != 0 && DisjointModulo(a, b, step)) return false;
+    }
+  }
   return true;
 }
 
-std::string StridesText(const ConstTensorView& view) {
-  return "strides " + ShapeText(view.strides);
-}
-
 }  // namespace
-
-std::string ShapeText(const std::array<int64_t, 4>& sizes) {
-  std::string text = "[";
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (i > 0) text += ", ";
-    text += std::to_string(sizes[i]);
-  }
-  return text + "]";
-}
-
-Status CheckView(const NamedView& tensor) {
-  const ConstTensorView& view = tensor.view;
-  const uint64_t element = SizeOf(view.dtype);
-  if (element == 0) {
-    return Status::InvalidArgument(
-        std::string(tensor.name) + " has dtype number " +
-        std::to_string(static_cast<int>(view.dtype)) +
-        "; it must be one of fa2::DType");
-  }
-  bool has_elements = true;
-  for (int64_t size : view.sizes) {
-    if (size < 0) {
-      return Status::InvalidArgument(std::string(tensor.name) + " has shape " +
-                                     ShapeText(view.sizes) +
-                                     "; sizes must be 0 or more");
-    }
-    has_elements &= size > 0;
-  }
-  if (!has_elements) return Status::Ok();
-  // 2^62 bytes leave room for sums of two such spans.
-  const uint64_t limit = (uint64_t{1} << 62) / element;
-  uint64_t reach = 1;
-  uint64_t count = 1;
-  for (int i = 0; i < 4; ++i) {
-    const uint64_t size = static_cast<uint64_t>(view.sizes[i]);
-    const uint64_t stride = static_cast<uint64_t>(view.strides[i]);
-    uint64_t step;
-    bool overflows = __builtin_mul_overflow(
-        view.strides[i] < 0 ? 0 - stride : stride, size - 1, &step);
-    overflows |= __builtin_add_overflow(reach, step, &reach);
-    overflows |= __builtin_mul_overflow(count, size, &count);
-    if (overflows || reach > limit || count > limit) {
-      return Status::InvalidArgument(
-          std::string(tensor.name) + " has shape " + ShapeText(view.sizes) +
-          " and " + StridesText(view) +
-          "; its elements must lie within 2^62 bytes");
-    }
-  }
-  if (view.data == nullptr) {
-    return Status::InvalidArgument(std::string(tensor.name) +
-                                   " is null; it must point to " +
-                                   ShapeText(view.sizes) + " elements");
-  }
-  if (reinterpret_cast<uintptr_t>(view.data) % element != 0) {
-    return Status::InvalidArgument(
-        std::string(tensor.name) + " is not aligned; " + NameOf(view.dtype) +
-        " data must be aligned to " + std::to_string(element) + " bytes");
-  }
-  return Status::Ok();
-}
-
-Status CheckDType(const NamedView& tensor, std::initializer_list<DType> allowed,
-                  const char* why) {
-  if (std::find(allowed.begin(), allowed.end(), tensor.view.dtype) !=
-      allowed.end()) {
-    return Status::Ok();
-  }
-  std::string names;
-  for (DType dtype : allowed) {
-    names += (names.empty() ? "" : " or ") + std::string(NameOf(dtype));
-  }
-  return Status::InvalidArgument(std::string(tensor.name) + " has dtype " +
-                                 NameOf(tensor.view.dtype) + "; it must be " +
-                                 names + (*why == '\0' ? "" : ", ") + why);
-}
-
-Status CheckShape(const NamedView& tensor,
-                  const std::array<int64_t, 4>& expected, const char* meaning) {
-  if (tensor.view.sizes == expected) return Status::Ok();
-  return Status::InvalidArgument(
-      std::string(tensor.name) + " has shape " + ShapeText(tensor.view.sizes) +
-      "; it must be " + ShapeText(expected) + ", " + meaning);
-}
 
 Status CheckOverlap(const NamedViews& outputs, const NamedViews& inputs) {
   for (const NamedView& output : outputs) {
@@ -223,7 +146,8 @@ Status CheckOverlap(const NamedViews& outputs, const NamedViews& inputs) {
     if (f.end != f.base && OverlapsItself(f)) {
       return Status::InvalidArgument(
           std::string(output.name) + " has shape " +
-          ShapeText(output.view.sizes) + " and " + StridesText(output.view) +
+          ShapeText(output.view.sizes) + " and strides " +
+          ShapeText(output.view.strides) +
           "; the elements of an output must not share memory");
     }
     for (const NamedView& earlier : outputs) {
@@ -245,4 +169,4 @@ Status CheckOverlap(const NamedViews& outputs, const NamedViews& inputs) {
   return Status::Ok();
 }
 
-}  // namespace fa2::attention
+}  // namespace fa2::checks

@@ -1,4 +1,4 @@
-#include "src/peak/peak.h"
+#include "bench/peak/peak.h"
 
 #include <algorithm>
 #include <atomic>
@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "src/peak/peak_kernels.h"
+#include "bench/peak/peak_kernels.h"
 #include "src/platform/caches.h"
 
 namespace fa2::peak {
