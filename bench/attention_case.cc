@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bench/attention_case.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // One attention benchmark as data, and the lists of them.
 #ifndef FA2_BENCH_ATTENTION_CASE_H_
 #define FA2_BENCH_ATTENTION_CASE_H_

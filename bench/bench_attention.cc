@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Speed of AttentionForward and AttentionBackward.
 //
 //   bench_attention [--suite=default|full|fa2-paper|options] [--case=NAME]...

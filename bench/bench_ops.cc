@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Speed of the training kernels against the memory bandwidth of the machine.
 //
 //   bench_ops [Google Benchmark's flags]

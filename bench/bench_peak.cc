@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The machine's limits, as Google Benchmark counters: what bench/peak/peak.h
 // measures, on one thread and on all.
 #include <benchmark/benchmark.h>

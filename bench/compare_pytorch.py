@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """fa2 beside PyTorch's scaled_dot_product_attention on this machine, forward and backward.
 
     bench/compare_pytorch.py --quick                      about five minutes

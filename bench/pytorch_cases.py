@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What compare_pytorch measures: its cases, named as bench_attention names them, and its suites."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """compare_pytorch's results as JSON, as a Markdown table and as plots."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole training steps of a language model: PyTorch's attention against fa2's, and against fa2 for every layer.
 
     python bench/train_step.py [--tokens 2048 ...] [--dtype bf16 f32] [--threads N ...] [--window W ...] [--json FILE]

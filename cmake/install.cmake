@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # `cmake --install`: headers, the library, find_package(fa2) and pkg-config.
 #
 # A static and a shared library may be installed into one prefix (libraries.cmake): each brings its

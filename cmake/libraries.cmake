@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The library's two kinds and its C interface.
 #
 # fa2 is static or shared as BUILD_SHARED_LIBS says; fa2_twin is the other kind, linked from the same

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What is built beside the library: each part is ON, OFF or AUTO, which builds it where all that it needs is there and
 # otherwise says what is missing.
 

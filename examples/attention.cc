@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // One step of training through an attention layer: forward, then gradients.
 #include "fa2/attention.h"
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Pages of the public headers: what Doxygen finds in each, with the comment above it.
 
     scripts/api_pages.py FOLDER        writes FOLDER/index.md and a page a header

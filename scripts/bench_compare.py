@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Compares two builds of bench_attention on a noisy machine.
 
 Each round runs both builds of every case back to back, in alternating order, so that a slow second of

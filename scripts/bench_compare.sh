@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Is this revision faster? Builds BASE_REV and this work tree, runs bench_attention of both in turn
 # (A B, B A, ...), and prints the ratio of their rates with its spread: see scripts/bench_compare.py.
 #   scripts/bench_compare.sh BASE_REV [--rounds N] [--min-time S] [bench_attention arguments...]
@@ -9,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 if [[ $# -lt 1 || "$1" == -* ]]; then
-  sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
+  sed -n '3,9s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 base=$(git rev-parse --verify --short "$1^{commit}")

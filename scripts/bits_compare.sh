@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Does this revision compute the same bits? Builds BASE_REV and this work tree, runs the same calls of attention on both
 # (tests/bits/print_hashes.cc: some 780 over all options) for every engine and a few instruction sets of this CPU, and
 # shows what differs.
@@ -8,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 if [[ $# -lt 1 || "$1" == -* ]]; then
-  sed -n '2,6s/^# \{0,1\}//p' "$0" >&2
+  sed -n '3,7s/^# \{0,1\}//p' "$0" >&2
   exit 2
 fi
 base=$(git rev-parse --verify --short "$1^{commit}")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Boots a small Linux in the Bochs emulator that runs tests of a build and powers off.
 
 Called by bochs.sh, which installs what this needs.

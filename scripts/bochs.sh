@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs tests on a CPU that this machine does not have: a small Linux, booted in the Bochs emulator, whose CPU has
 # AVX-512 (qemu-user ends at AVX2), AMX in software included. Bochs does some 50 million instructions a second, so
 # choose the tests.

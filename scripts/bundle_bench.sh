@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Copies bench_attention, bench_peak, compare_pytorch.py with its modules, and the shared libraries they need (but the C
 # library) into a folder that runs on another x86-64 or Arm Linux without fa2's dependencies.
 #   scripts/bundle_bench.sh FOLDER
 # Environment: FA2_BUILD_DIR (default: build).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-if [[ $# -ne 1 ]]; then sed -n '2,5s/^# \{0,1\}//p' "$0" >&2; exit 2; fi
+if [[ $# -ne 1 ]]; then sed -n '3,6s/^# \{0,1\}//p' "$0" >&2; exit 2; fi
 build=${FA2_BUILD_DIR:-build}
 folder=$1
 

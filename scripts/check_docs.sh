@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Checks what the documentation says about files: relative links exist, and every code block that names
 # its source in a comment on the line above, <!-- from FILE -->, stands in that file word for word.
 set -euo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Checks the #include lines of src/ and include/ against the layers that docs/design.md describes.
 
     scripts/check_layers.py [--summary] [ROOT]

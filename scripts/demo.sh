@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Shows fa2 at work: installs what is missing, builds, checks the kernels against the outputs of a
 # GPU kernel, prints a table of speeds, and trains a small GPT for 60 steps.
 #   scripts/demo.sh [arguments of fa2_demo...]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Draws docs/images/block-loop-{light,dark}.svg: the backward's loop over blocks of scores."""
 
 import pathlib

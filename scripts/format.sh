@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Formats all tracked C and C++ files with clang-format (Google style).
 #   scripts/format.sh [--check]             --check: changes nothing, fails if a file would change
 set -euo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Installs with apt what fa2 needs and this machine lacks; says nothing when all is there.
 #   scripts/install_deps.sh [GROUP|PACKAGE...]    groups: build (the default), format, qemu, python
 # Works as root, or as a user who may use sudo.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Makes the virtual environment of the Python tests: what builds fa2's package, and PyTorch from PyPI (5.4 GB on disk).
 # What is installed already is kept. Where PyTorch cannot be installed it says so, loudly, and fails if FA2_NEED_TORCH is set.
 # Environment: as scripts/test_python.sh.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Builds for another processor and runs the tests under qemu-user.
 #   scripts/qemu.sh [ARCH] [CMake arguments...]   ARCH, by Debian's name: arm64 (the default), armhf or ppc64el
 # Nothing of the foreign architecture is installed on this machine: Highway, TBB and GoogleTest come as

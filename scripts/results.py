@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Measures this machine into bench/results/, and writes the pages' tables and chart from what lies there.
 
     scripts/results.py run [--python VENV/bin/python]     some five minutes on 2 idle cores; writes CPU-DATE.json

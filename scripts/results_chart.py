@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The README's chart as SVG, for light and dark pages: GFLOP/s over the length, fa2 and PyTorch."""
 
 import math

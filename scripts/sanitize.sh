@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs the tests under sanitizers.
 #   scripts/sanitize.sh [asan|tsan|asan-short|tsan-short]...    default: asan and tsan; asan includes undefined behaviour
 # The short ones, which CI runs, leave out AVX-512, SSE4 and SSSE3 (6592 names them to Highway), build at -O1, and run

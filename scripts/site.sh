@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Builds the site of docs/, the README and the public headers into build-site/html. A broken link fails.
 #   scripts/site.sh [mkdocs build arguments...]
 # Look at it: python3 -m http.server -d build-site/html

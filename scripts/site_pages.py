@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MkDocs hook: what the site shows beside docs/.
 
 README.md and its sisters become pages, and so do the public headers (scripts/api_pages.py). A link that leaves docs/ goes to such a

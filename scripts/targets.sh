@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs the tests once for each instruction set that the build and this CPU have, capped at it
 # (FA2_MAX_TARGET), best first, and then once for each matrix engine (FA2_ENGINE).
 #   scripts/targets.sh [CMake arguments...]

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Installs what is missing, configures, builds everything and runs all tests.
 #   scripts/test.sh [CMake arguments...]
 # Environment: FA2_BUILD_DIR (default: build), FA2_TESTS (a ctest -R pattern; default: all tests).

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Installs the Python package into a virtual environment (scripts/python_venv.sh) and runs python/tests, a process a core (four at most).
 #   scripts/test_python.sh [pytest arguments...]
 # What is installed already is kept, so a second run only rebuilds fa2. Without PyTorch its tests are left out.

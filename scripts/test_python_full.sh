@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # scripts/test_python.sh with JAX and transformers too: every test of python/tests, none may lack its library.
 #   scripts/test_python_full.sh [pytest arguments...]
 set -euo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs clang-tidy's short list (.clang-tidy) over the library, as clang compiles it for AVX2 and plain C++ alone.
 #   scripts/tidy.sh              what is not a kernel: two minutes on two cores
 #   scripts/tidy.sh --all        kernels too: seven

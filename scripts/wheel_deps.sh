@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Builds Highway and oneTBB from their releases and installs them below /usr/local: for images that have neither as a package,
 # as those in which cibuildwheel makes wheels. auditwheel then puts what is shared of them into the wheel.
 #   scripts/wheel_deps.sh

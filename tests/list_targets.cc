@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Prints the instruction sets that this build and this CPU both have, best
 // first, a line each; with --engines the matrix engines. scripts/targets.sh
 // caps the tests at them.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What this machine can do at most, measured in the running process: the
 // denominators of every share that a benchmark prints, and what Python's info()
 // gives.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The inner loops that peak.cc times.
 #ifndef FA2_BENCH_PEAK_PEAK_KERNELS_H_
 #define FA2_BENCH_PEAK_PEAK_KERNELS_H_

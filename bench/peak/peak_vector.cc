@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Multiply-add and memory loops for every Highway target.
 #include <cstdint>
 #include <string>

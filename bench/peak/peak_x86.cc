@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The x86 matrix units that Highway 1.0.3 does not offer, under function
 // attributes so that the file needs no compiler flags.
 #include "bench/peak/peak_kernels.h"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 /* Attention forward and backward from C, checked against the float64 oracle.
  *
  * With find_package(fa2): target_link_libraries(... fa2::c). Otherwise:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Code written for flash-attn runs on a CPU unchanged, after one line.
 
 Below the line is what a GPU training script holds: packed qkv, padding removed, causal attention with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the usual mistakes of an attention backward look like, measured against the float64 oracle.
 
 A small backward in NumPy stands for the kernel that is being ported: grouped heads, causal from the bottom right, more keys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JAX: fa2_cpu.jax.dot_product_attention inside a jitted training step, against jax.nn's."""
 
 import argparse

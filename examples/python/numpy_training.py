@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NumPy alone: one attention layer learns to look at the first token, by hand-written steps.
 
 Shows fa2_cpu.attention_forward and attention_backward, cross_entropy, embedding_backward, and a check of the gradients

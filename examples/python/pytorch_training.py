@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch: a small transformer trained as it is, with every attention of the process on fa2.
 
 Shows fa2_cpu.torch.replace_sdpa() around code that knows nothing of fa2, torch.compile and autocast.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hugging Face transformers: a sliding-window model from a config, trained and asked to generate on a CPU."""
 
 import argparse

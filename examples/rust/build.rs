@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 //! Links the installed fa2: from the folder in FA2_LIB_DIR, or as pkg-config says.
 
 use std::env;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Runs train_gpt on 1, 2 and 3 threads: every line must be the same but for the speeds.
 foreach(threads 1 2 3)
   execute_process(

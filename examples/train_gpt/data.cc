@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "examples/train_gpt/data.h"
 
 #include <fstream>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Training data: the bytes of one file, cut into random pieces.
 #ifndef FA2_EXAMPLES_TRAIN_GPT_DATA_H_
 #define FA2_EXAMPLES_TRAIN_GPT_DATA_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Whether the model's gradients are the slopes of its loss.
 #ifndef FA2_EXAMPLES_TRAIN_GPT_GRADIENT_CHECK_H_
 #define FA2_EXAMPLES_TRAIN_GPT_GRADIENT_CHECK_H_

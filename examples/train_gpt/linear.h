@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Linear layers: products of row-major f32 matrices by OpenBLAS, and the
 // threads that share them.
 #ifndef FA2_EXAMPLES_TRAIN_GPT_LINEAR_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Trains a small GPT on the bytes of a text.
 //
 //   train_gpt [--text FILE] [--steps N] [--threads N] ...      see --help

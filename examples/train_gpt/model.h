@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A small GPT: token embedding, layers of RMS norm, causal grouped-query
 // attention with ALiBi in place of position embeddings, RMS norm and a
 // squared-ReLU MLP; a last RMS norm and a linear head. Everything but the

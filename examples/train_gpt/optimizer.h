@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) with a learning rate
 // that warms up and then falls along a cosine.
 #ifndef FA2_EXAMPLES_TRAIN_GPT_OPTIMIZER_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Scaled dot-product attention, forward and backward, for training on CPUs
 // (FlashAttention-2, Dao 2023, arXiv:2307.08691).
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A Context owns what a call needs beside its arguments: threads, workspace
 // memory, and the choice of kernels.
 #ifndef FA2_CONTEXT_H_

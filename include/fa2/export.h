@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // FA2_EXPORT marks the symbols that the shared library shows; all others are
 // hidden.
 #ifndef FA2_EXPORT_H_

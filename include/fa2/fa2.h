@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // All of fa2's C++ interface. fa2/fa2_c.h is the C interface, and the headers
 // of fa2/compat/ are entry points with the parameters of other kernels.
 #ifndef FA2_FA2_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 /* The C interface of fa2: every function of the C++ interface, in C99. The
  * headers of fa2/compat/ add entry points with the parameters of other kernels.
  *

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The float64 oracle: attention by plain loops, for checking fa2's kernels and
 // anybody else's. Slow, on one thread. It works row by row, so that no O(Nq *
 // Nk) matrix is ever held: memory is the outputs and one head's inputs in f64.

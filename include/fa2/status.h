@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The result of every fa2 call: ok, or a code and one sentence that names the
 // argument, what it is and what it must be.
 #ifndef FA2_STATUS_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The kernels of a transformer's training step beside attention: transpose,
 // softmax, RMS norm, rotary position embedding, SwiGLU, embedding gradient,
 // cross entropy.

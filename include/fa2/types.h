@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Plain data that every fa2 call is described with: element types and strided
 // tensor views.
 #ifndef FA2_TYPES_H_

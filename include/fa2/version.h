@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 /* The version of these headers, and of the library that is linked. C and C++.
  *
  * Versions are MAJOR.MINOR.PATCH; before 1.0 a minor version may change the

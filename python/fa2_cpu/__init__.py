@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashAttention-2 training kernels for CPUs.
 
     import fa2_cpu as fa2

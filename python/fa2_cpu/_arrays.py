@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays of any library: what goes into the core, and results in the caller's library.
 
 Inputs are handed over by DLPack, without a copy. Results are allocated here, in the library of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """attention_forward and attention_backward over arrays of any library."""
 
 from __future__ import annotations

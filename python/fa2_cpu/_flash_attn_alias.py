@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The import name flash_attn for fa2_cpu.flash_attn."""
 
 from __future__ import annotations

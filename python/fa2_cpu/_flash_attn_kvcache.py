@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """flash_attn_with_kvcache: decoding with a cache that is updated in place. No gradients."""
 
 from __future__ import annotations

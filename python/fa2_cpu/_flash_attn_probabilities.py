@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """S_dmask of flash-attn: softmax probabilities, negative where dropout removed them. O(N²) memory, for tests."""
 
 from __future__ import annotations

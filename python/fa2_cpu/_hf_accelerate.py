@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """accelerate: the layers of a transformers model on fa2, and back."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RMSNorm, rotary embeddings and SwiGLU of transformers' models on fa2.
 
 Norms and MLPs are replaced in the instance. The rotary embedding is a function of the modeling module, which

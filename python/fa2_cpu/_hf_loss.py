@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loss of transformers' causal language models on fa2.
 
 While a model trains with labels, its last layer hands on the hidden states, and the loss makes the logits of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernels of a training step beside attention, over arrays of any library.
 
 f32, bf16, f16 or f64 where nothing else is said; arithmetic is in f32 or better, in f64 for f64. Rows are

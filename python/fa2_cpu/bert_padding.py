@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Padded batches to packed sequences and back: the functions of flash_attn.bert_padding."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The functions of the flash-attn 2 package, for CPU tensors: same names, argument lists and layouts.
 
 Differences: float32 and float64 are accepted too, head dimensions have no limit, the head dimension

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """attn_implementation="fa2" for Hugging Face transformers, and whole models on fa2.
 
     import fa2_cpu.hf

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fa2 for JAX: dot_product_attention with the signature of jax.nn, differentiable, also under jax.jit.
 
 The computation leaves JAX by jax.pure_callback, so it runs on the host's CPU.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The float64 oracle: attention by plain loops, to check any kernel against.
 
 The functions take the arguments of fa2_cpu.attention_forward and fa2_cpu.attention_backward and compute in

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Arrays of any library, taken by DLPack without a copy and described as
 // fa2's tensor views.
 #ifndef FA2_PYTHON_SRC_ARRAY_H_

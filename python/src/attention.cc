@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // fa2::AttentionForward and AttentionBackward, and the reference with the same
 // arguments, over arrays that the Python side allocated.
 #include "fa2/attention.h"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What every bound function shares: the context for a number of threads, and
 // a status as a Python exception.
 #ifndef FA2_PYTHON_SRC_CALL_H_

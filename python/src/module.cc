@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The extension module fa2_cpu._core: thin bindings that write into arrays
 // which the Python side allocates. Users call the functions of the package
 // fa2_cpu.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The training kernels of fa2/training_ops.h over arrays that the Python side
 // allocated.
 #include "fa2/training_ops.h"

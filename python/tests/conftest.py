@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared inputs and error measures."""
 
 import numpy as np

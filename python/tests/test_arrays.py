@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays of every library go in without a copy and come back in that library."""
 
 import threading

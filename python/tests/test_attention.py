@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every option of attention_forward and attention_backward against the float64 oracle."""
 
 import ml_dtypes

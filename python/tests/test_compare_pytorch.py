@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """bench/compare_pytorch.py measures, compares and saves, run as a user runs it, on the smallest cases."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scripts of examples/python run as a user runs them; each checks its own results."""
 
 import importlib.util

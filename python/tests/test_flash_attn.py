@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fa2_cpu.flash_attn: the functions of the flash-attn 2 package against the float64 oracle, and the alias."""
 
 import subprocess

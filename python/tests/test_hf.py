@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """attn_implementation="fa2" in Hugging Face transformers: training and generation against "eager"."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fa2_cpu.hf.accelerate: whole models of transformers on fa2, and back."""
 
 import copy

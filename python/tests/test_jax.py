@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fa2_cpu.jax.dot_product_attention against jax.nn.dot_product_attention, with gradients, under jit."""
 
 import os

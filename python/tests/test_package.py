@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The installed package: it carries its shared libraries, types and version, and imports nothing it need not."""
 
 import pathlib

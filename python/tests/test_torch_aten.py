@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch's own entry points on fa2: activation, replacement, varlen_attn, the two operator pairs, restoring."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fa2_cpu.torch's operators as PyTorch's own tools see them: opcheck, gradcheck, compile, autocast, generator."""
 
 import numpy as np

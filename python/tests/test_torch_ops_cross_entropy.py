@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cross_entropy and linear_cross_entropy of fa2_cpu.torch."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """rms_norm, softmax, swiglu, rotary embeddings, embedding and causal_attention of fa2_cpu.torch."""
 
 import pytest

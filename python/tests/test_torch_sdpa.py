@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """scaled_dot_product_attention against PyTorch's math path in float64, over combinations of its arguments."""
 
 import itertools

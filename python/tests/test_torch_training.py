@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fa2 inside training runs: a compiled step, two processes with DistributedDataParallel, DataLoader workers."""
 
 import os

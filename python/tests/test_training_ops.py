@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernels of a training step against formulas in float64."""
 
 import ml_dtypes

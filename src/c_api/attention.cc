@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fa2/attention.h"
 
 #include "fa2/reference.h"

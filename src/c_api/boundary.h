@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The edge between C and C++: statuses become codes and a kept sentence, and
 // no exception passes.
 #ifndef FA2_SRC_C_API_BOUNDARY_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/c_api/buffer_arena.h"
 
 namespace fa2::c_api {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Workspace out of one buffer of the caller's.
 #ifndef FA2_SRC_C_API_BUFFER_ARENA_H_
 #define FA2_SRC_C_API_BUFFER_ARENA_H_

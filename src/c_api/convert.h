@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // C structs to their C++ twins.
 #ifndef FA2_SRC_C_API_CONVERT_H_
 #define FA2_SRC_C_API_CONVERT_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fa2/fa2_c.h"
 
 namespace {

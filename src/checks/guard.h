@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The one place where exceptions of the library's own code become statuses.
 #ifndef FA2_SRC_CHECKS_GUARD_H_
 #define FA2_SRC_CHECKS_GUARD_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Which bytes the tensors of a call share.
 #include <cstdint>
 #include <cstdlib>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #ifndef FA2_SRC_CHECKS_RETURN_IF_ERROR_H_
 #define FA2_SRC_CHECKS_RETURN_IF_ERROR_H_
 

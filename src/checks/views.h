@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Checks of the tensors of a call, with the sentences that a caller gets to
 // see. The float64 reference shares none of them.
 #ifndef FA2_SRC_CHECKS_VIEWS_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // bf16 and f16 as 16-bit storage: conversions by integer arithmetic, the same
 // on every compiler and CPU. Rounding is to nearest, ties to even; overflow
 // gives infinity; a NaN becomes a quiet NaN that keeps its sign.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Integer arithmetic and intervals.
 #ifndef FA2_SRC_COMMON_INTEGERS_H_
 #define FA2_SRC_COMMON_INTEGERS_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy
 // as 1, 2, 3", SC 2011), and dropout's mapping of its outputs to elements of
 // the score matrix.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Backward of causal self-attention from q, k, v and dout alone: runs the
 // forward for its output and logsumexp, then the backward.
 #include "fa2/compat/causal_attention.h"

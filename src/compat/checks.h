@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What every entry point of another kernel checks in its own arguments before
 // it speaks of them as tensors.
 #ifndef FA2_SRC_COMPAT_CHECKS_H_

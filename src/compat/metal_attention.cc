@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fa2/compat/metal_attention.h"
 
 #include <cstddef>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What the library itself sees of a Context.
 #ifndef FA2_SRC_CONTEXT_CONTEXT_IMPL_H_
 #define FA2_SRC_CONTEXT_CONTEXT_IMPL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fa2/version.h"
 
 namespace fa2 {

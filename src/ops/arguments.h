@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Checks of the arguments of the training kernels, beside those that attention
 // has too. Each returns ok, or the sentence that the caller gets to see.
 #ifndef FA2_SRC_OPS_ARGUMENTS_H_

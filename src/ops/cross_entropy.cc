@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Softmax cross entropy and its gradient. Every logit is read from memory once
 // and its exponential taken once: the second pass over a row scales what the
 // first left in L2 (512 KiB for 128k logits).

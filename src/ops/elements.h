@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Single elements by the type they are stored in.
 #ifndef FA2_SRC_OPS_ELEMENTS_H_
 #define FA2_SRC_OPS_ELEMENTS_H_

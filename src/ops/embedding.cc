@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Gradient of an embedding table. Positions are sorted by id (stably, so that
 // sums have one order); each id's row then belongs to one item, which sums in
 // f32 (f64 for f64) and rounds once. An id that fills the whole batch still

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Vectors of f32 or f64 from and to rows of any float type, the last vector of
 // a row included.
 

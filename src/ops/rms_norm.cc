@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // RMS norm and its backward by rows. The gradient of the weight is a sum over
 // rows: rows are cut into pieces that do not depend on the number of threads,
 // each piece sums into an array of its own, and those are added in order.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Rotary position embedding: pairs of a row's elements turn by an angle of the
 // row's position. The backward turns by the negative angle.
 #include <algorithm>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Rows of exponentials for softmax and cross entropy.
 
 #if defined(FA2_SRC_OPS_ROW_EXP_INL_H_) == defined(HWY_TARGET_TOGGLE)

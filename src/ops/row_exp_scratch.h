@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Scratch of one worker for a row of exponentials.
 #ifndef FA2_SRC_OPS_ROW_EXP_SCRATCH_H_
 #define FA2_SRC_OPS_ROW_EXP_SCRATCH_H_

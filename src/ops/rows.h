@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Rows of a strided array as the kernels see them, and how they are shared out
 // among workers.
 #ifndef FA2_SRC_OPS_ROWS_H_

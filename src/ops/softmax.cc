@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Softmax and its backward by rows.
 #include <algorithm>
 #include <cstddef>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // SwiGLU, silu(gate) * up, and its backward, element by element.
 #include <algorithm>
 #include <cstddef>

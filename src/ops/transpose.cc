@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Transposition of matrices, by tiles that are copied into L1 first: columns of
 // a matrix whose row stride is a power of two all fall into the same few cache
 // sets, and 64 rows of them do not fit there.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Whether this process may use Intel's AMX tile registers.
 #ifndef FA2_SRC_PLATFORM_AMX_PERMISSION_H_
 #define FA2_SRC_PLATFORM_AMX_PERMISSION_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/platform/caches.h"
 
 #if defined(__linux__)

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Sizes of this machine's caches.
 #ifndef FA2_SRC_PLATFORM_CACHES_H_
 #define FA2_SRC_PLATFORM_CACHES_H_

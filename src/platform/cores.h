@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // How many cores this process may run on.
 #ifndef FA2_SRC_PLATFORM_CORES_H_
 #define FA2_SRC_PLATFORM_CORES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/platform/fork_count.h"
 
 #if defined(__unix__) || defined(__APPLE__)

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Whether the process has been forked since something was made.
 #ifndef FA2_SRC_PLATFORM_FORK_COUNT_H_
 #define FA2_SRC_PLATFORM_FORK_COUNT_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Large allocations on huge pages, where the system has them.
 #ifndef FA2_SRC_PLATFORM_PAGES_H_
 #define FA2_SRC_PLATFORM_PAGES_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The gradients of attention, row by row, in double.
 #include <cmath>
 #include <limits>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What the oracle needs of its arguments so that it reads and writes only what
 // the views describe. It shares no check with the functions that it judges: a
 // fault of theirs must not be its own.

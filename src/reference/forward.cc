@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // O = (P o Z) V and lse, row by row, in double.
 #include <algorithm>
 #include <cmath>

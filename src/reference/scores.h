@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // One row of the score matrix, S_ij for the keys j that query i sees: the part
 // of the mathematics that forward and backward share.
 #ifndef FA2_SRC_REFERENCE_SCORES_H_

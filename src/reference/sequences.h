@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A call as a list of sequences: the batches of a dense call, or the pieces
 // between the prefix sums of a packed one.
 #ifndef FA2_SRC_REFERENCE_SEQUENCES_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Single elements of strided views as double, whatever their dtype.
 #ifndef FA2_SRC_REFERENCE_TENSOR_ACCESS_H_
 #define FA2_SRC_REFERENCE_TENSOR_ACCESS_H_

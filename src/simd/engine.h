@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A matrix engine: the block products of FlashAttention-2 and the fused score
 // pass between them, for one instruction set.
 //

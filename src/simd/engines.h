@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Which engines there are, and which one a call takes.
 #ifndef FA2_SRC_SIMD_ENGINES_H_
 #define FA2_SRC_SIMD_ENGINES_H_

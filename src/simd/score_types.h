@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Parts of a query x key matrix as engines take them: arrays of bias, masks and
 // dS, and dropout's stream.
 #ifndef FA2_SRC_SIMD_SCORE_TYPES_H_

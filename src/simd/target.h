@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Names of Highway's targets, and dispatch to a chosen one (Highway's own
 // macros only know the best one).
 #ifndef FA2_SRC_SIMD_TARGET_H_

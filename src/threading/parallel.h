@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Who runs what: independent items handed to a fixed number of workers in
 // ascending order.
 #ifndef FA2_SRC_THREADING_PARALLEL_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // How scratch memory is laid out: one piece of code says how much is needed and
 // where each array lies.
 #ifndef FA2_SRC_THREADING_SCRATCH_LAYOUT_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The threads of one call that consists of several steps: they stand by from
 // step to step, so that a step begins and ends within a microsecond or two
 // where waking them takes ten.

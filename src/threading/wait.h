@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #ifndef FA2_SRC_THREADING_WAIT_H_
 #define FA2_SRC_THREADING_WAIT_H_
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Work whose order counts: tasks of items that add to the same sums.
 #ifndef FA2_SRC_THREADING_WAVEFRONT_H_
 #define FA2_SRC_THREADING_WAVEFRONT_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Scratch memory that outlives calls: fetching fresh pages costs more than the
 // arithmetic done on them, so a context keeps what it once got.
 #ifndef FA2_SRC_THREADING_WORKSPACE_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Which tiles ALiBi leaves out: none that holds a probability, and most of
 // those that do not.
 #include "src/attention/scores/alibi_reach.h"

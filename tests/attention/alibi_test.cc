@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // ALiBi with slopes so steep that queries reach a part of the keys only: what
 // is left out must not show, whatever scores and masks are, nor where far rows
 // hold something that no probability takes away.

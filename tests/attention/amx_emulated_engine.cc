@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Stands in for the library's AMX engines: the same kernels on tile registers
 // in software, so that the suites run on them on any CPU with AVX-512.
 #include "src/simd/amx/engine.h"

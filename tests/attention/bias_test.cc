@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Bias in every float dtype, of its own for every head: its gradient, elements
 // that hide or are so large that they must be told from ordinary ones, and the
 // same bits on any number of threads. Head dims whose kernels are unrolled.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What a call promises beside its numbers: sizes of 0, far offsets, large
 // outputs, calls at once, after fork(), any part of dropout's stream.
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Bad calls: each gives a status whose sentence names the argument, and writes
 // nothing.
 #include <gtest/gtest.h>

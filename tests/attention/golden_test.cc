@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // fa2 on the inputs of a GPU's kernel: forward, then backward from its own out
 // and lse. Its error against float64 must not be larger than the GPU's, nor,
 // in the cases where that kernel is mistaken, than the kernel's precision.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Dense attention over a grid of sizes: every pair of (Nq, Nk) and head
 // dimension, each with dtype, precision, mask, head grouping, layout and kinds
 // of gradients drawn so that all of them meet all sizes, on 1 to 4 threads that

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Batches of many heads and sequences, which go through the workspace in head
 // batches: of all threads, or of one thread each, who must agree bit for bit.
 #include <gtest/gtest.h>

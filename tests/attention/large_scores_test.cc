@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Scores so large that one key takes all of a row's probability: out is that
 // key's v, lse its score, and dV what the rows that chose it bring. A score
 // that has been rounded in one place and not in another would be off by

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Runs a suite with the instruction set and engine of the environment
 // (FA2_MAX_TARGET, FA2_ENGINE), or says that the build or the CPU lacks them
 // and exits with the code that CTest takes for "skipped".

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What plans share the work out by: every pair of a block that is seen counts.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Masks, boolean ones and others that hold 0 and -inf alone: their patterns,
 // layouts, what options meet them, hidden elements that hold garbage, and the
 // same bits on any number of threads. Head dims whose kernels are unrolled, and

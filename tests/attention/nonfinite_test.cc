@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // NaN and infinity in an input reach the outputs that depend on it and no
 // others; rows that see no key; large scores.
 #include <gtest/gtest.h>

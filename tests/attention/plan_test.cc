@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Plans: every key meets every query once, and no sum's order depends on the
 // number of threads.
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Random cases of all options together against the float64 oracle.
 // FA2_TEST_SEED=n runs case n alone.
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The memory that a call takes: kept for the next one, known in advance, in
 // proportion to the inputs, limited and refused.
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Prints one line for each of a fixed list of attention calls: what the call
 // is, and a hash of all that it wrote. Two builds compute the same bits where
 // their lists are equal: see scripts/bits_compare.sh.

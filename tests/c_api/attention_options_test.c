@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 /* Every option and every optional array of attention arrives through the C
  * interface: each changes a result, as it changes the oracle's. */
 #include "problem.h"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 /* The C interface as a C99 program sees it: results against the oracle, the
  * rules of versioned structs, statuses and sentences, workspace. */
 #include <pthread.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 /* fa2/compat/causal_attention.h from C: each argument arrives. */
 #include "fa2/compat/causal_attention.h"
 

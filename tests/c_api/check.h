@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 /* The few checks that a test in C needs. */
 #ifndef FA2_TESTS_C_API_CHECK_H_
 #define FA2_TESTS_C_API_CHECK_H_

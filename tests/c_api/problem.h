@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 /* One small attention problem with all its arrays, f32 and dense. */
 #ifndef FA2_TESTS_C_API_PROBLEM_H_
 #define FA2_TESTS_C_API_PROBLEM_H_

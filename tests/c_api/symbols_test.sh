@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Checks that the shared library shows the functions of the public headers and nothing else.
 #   symbols_test.sh NM LIBRARY INCLUDE_DIRECTORY
 set -euo pipefail

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 /* The training kernels through the C interface: each argument arrives, on small
  * problems with results that can be worked out. */
 #include "check.h"

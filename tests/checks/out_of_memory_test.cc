@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The n-th allocation of C++ memory fails, for every n of a call: each public
 // function returns a status, throws nothing, and has written nothing.
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Views that share memory are refused, views that interleave are not, whatever
 // function they are given to: checked through Transpose2d, whose in and out may
 // have any strides between rows.

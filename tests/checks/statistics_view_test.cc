@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Row statistics (lse, dlse, delta) are [B, H, N]: made by three sizes,
 // accepted by rows and padded, and named by three sizes where they are refused.
 #include <gtest/gtest.h>

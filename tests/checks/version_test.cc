@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // One version: of the headers, the library, CMake's project and both
 // interfaces.
 #include "fa2/version.h"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Conversions between 16-bit storage and f32 or f64.
 #include "src/common/half.h"
 

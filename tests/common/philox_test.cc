@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Philox4x32-10 against the known answers of its authors' library (Random123,
 // kat_vectors), and dropout's mapping.
 #include "src/common/philox.h"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // fa2_causal_attention_backward against plain loops in float64: dq is
 // overwritten, dk and dv too or added to.
 #include "fa2/compat/causal_attention.h"

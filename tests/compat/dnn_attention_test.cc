@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The typed flash-attention backward of a cuDNN-like library: its
 // checks, and its gradients against the float64 oracle.
 #include "fa2/compat/dnn_attention.h"

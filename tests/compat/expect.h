@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What the tests of the entry points of other kernels share.
 #ifndef FA2_TESTS_COMPAT_EXPECT_H_
 #define FA2_TESTS_COMPAT_EXPECT_H_

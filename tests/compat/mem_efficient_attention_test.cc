@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The memory-efficient attention backward of a large CUDA framework, by
 // its parameters, against the float64 oracle.
 #include "fa2/compat/mem_efficient_attention.h"

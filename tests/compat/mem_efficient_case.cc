@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/compat/mem_efficient_case.h"
 
 #include <algorithm>

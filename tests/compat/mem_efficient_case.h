@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // One call of the memory-efficient attention backward with all its buffers.
 #ifndef FA2_TESTS_COMPAT_MEM_EFFICIENT_CASE_H_
 #define FA2_TESTS_COMPAT_MEM_EFFICIENT_CASE_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The outputs of the memory-efficient attention backward on a GPU,
 // through the entry point of that kernel.
 #include <algorithm>

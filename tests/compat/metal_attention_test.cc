@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The flash-attention backward for bf16 training (a Metal kernel), its
 // delta pre-pass and its rounding kernel, with their own buffers, parameter
 // blocks and accumulate rules, against the float64 oracle.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The elementwise kernel of the Metal backend that rounds f32 to bf16.
 #include <cmath>
 #include <cstring>

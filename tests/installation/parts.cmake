@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Configures the project where all but the compiler, Highway and TBB is missing: it says what it leaves out, and refuses
 # what was asked for by name.
 #   cmake -DSOURCE_DIR= -DWORK_DIR= -DGENERATOR= -DC_COMPILER= -DCXX_COMPILER= -P parts.cmake

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # See CMakeLists.txt. FLAGS are the compiler flags of the library's build: a sanitizer must be in all
 # or none of what is linked.
 cmake_minimum_required(VERSION 3.25)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plants wrong includes in a copy of the sources and looks for what scripts/check_layers.py says of them."""
 import pathlib
 import shutil

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The kernels that read ids: embedding gradient and cross entropy.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Calls that must be refused: the sentence names the argument, what it is and
 // what it must be, and no output has changed.
 #include <functional>

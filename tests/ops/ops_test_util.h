@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What the tests of the training kernels share: arrays with padding that must
 // survive, a context for every target and several numbers of threads, and
 // comparison with float64 under a bound for each element.

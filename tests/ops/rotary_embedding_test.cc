@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Rotary position embedding against float64, in any memory order.
 #include <cmath>
 #include <string>

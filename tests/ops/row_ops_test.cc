@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Softmax and RMS norm against float64.
 #include <algorithm>
 #include <cmath>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // SwiGLU and its backward against float64.
 #include <cmath>
 #include <limits>

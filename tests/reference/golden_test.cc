@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The float64 oracle against the outputs of a GPU kernel: it agrees within that
 // kernel's precision, and tells the three cases that hold the kernel's
 // mistakes.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The float64 oracle against finite differences of its own forward, for each
 // option, and at the corners of the contract.
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/simd/amx_emulated.h"
 
 #include "src/simd/amx/target.h"

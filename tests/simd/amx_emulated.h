@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The AMX engines with tile registers in software, for machines without AMX.
 #ifndef FA2_TESTS_SIMD_AMX_EMULATED_H_
 #define FA2_TESTS_SIMD_AMX_EMULATED_H_

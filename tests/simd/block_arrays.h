@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Memory, tensors and sums of errors of a block-level problem.
 #ifndef FA2_TESTS_SIMD_BLOCK_ARRAYS_H_
 #define FA2_TESTS_SIMD_BLOCK_ARRAYS_H_

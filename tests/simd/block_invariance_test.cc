@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Bitwise block-invariant engines: a block gives the bits that its parts would
 // give in turn, however it is cut. On this rests that results do not depend on
 // the number of threads, by which blocks are cut.

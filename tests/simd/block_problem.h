@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The inputs of a block-level problem, and its results by double loops.
 #ifndef FA2_TESTS_SIMD_BLOCK_PROBLEM_H_
 #define FA2_TESTS_SIMD_BLOCK_PROBLEM_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Loads and stores of 16-bit floats on every target, bit for bit against the
 // scalar conversions.
 #include <gtest/gtest.h>

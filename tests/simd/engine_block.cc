@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/simd/engine_block.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // One block-level attention problem for a matrix engine: queries against two
 // blocks of keys, run through the engine's interface and through double loops.
 #ifndef FA2_TESTS_SIMD_ENGINE_BLOCK_H_

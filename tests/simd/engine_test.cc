@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Every matrix engine, on every instruction set that this CPU has, against
 // double loops, a block at a time.
 #include "src/simd/amx/engine.h"

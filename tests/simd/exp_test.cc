@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // exp2 and its like on every target against double, and where they must be
 // exactly zero, infinite or NaN.
 #include <gtest/gtest.h>

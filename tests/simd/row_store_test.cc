@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Accumulators stored as rows of bf16 in one pass, against what unpacking,
 // adding and rounding them gives, to the bit.
 #include <gtest/gtest.h>

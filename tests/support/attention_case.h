@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // One call of attention as a small value: sizes, layouts, options, what is
 // wanted; and the tensors and arguments made from it.
 #ifndef FA2_TESTS_SUPPORT_ATTENTION_CASE_H_

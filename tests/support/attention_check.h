@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Whether a call of fa2 gives what the float64 oracle gives, within bounds that
 // follow from how the call rounds.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A case run through fa2 and checked.
 #ifndef FA2_TESTS_SUPPORT_ATTENTION_RUN_H_
 #define FA2_TESTS_SUPPORT_ATTENTION_RUN_H_

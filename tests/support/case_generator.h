@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Random attention cases over all options.
 #ifndef FA2_TESTS_SUPPORT_CASE_GENERATOR_H_
 #define FA2_TESTS_SUPPORT_CASE_GENERATOR_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The checker of the attention suites, tested itself: it must pass results that
 // are rounded as the contract allows, and fail each of the mistakes that
 // attention kernels make.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // How far one tensor is from another.
 #ifndef FA2_TESTS_SUPPORT_ERROR_H_
 #define FA2_TESTS_SUPPORT_ERROR_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The outputs of a GPU's memory-efficient attention, tests/data/README.md.
 #ifndef FA2_TESTS_SUPPORT_GOLDEN_H_
 #define FA2_TESTS_SUPPORT_GOLDEN_H_

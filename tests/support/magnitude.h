@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Magnitudes of attention's results (see attention_check.h), from the scores
 // and the lengths of the rows.
 #ifndef FA2_TESTS_SUPPORT_MAGNITUDE_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Random numbers that are the same on every platform.
 #ifndef FA2_TESTS_SUPPORT_RANDOM_H_
 #define FA2_TESTS_SUPPORT_RANDOM_H_

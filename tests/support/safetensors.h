@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Reads files in the safetensors format: an 8-byte little-endian length, a JSON
 // header of that length, then the tensors' bytes
 // (https://huggingface.co/docs/safetensors).

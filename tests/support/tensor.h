@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Tensors of any dtype and strides in guarded memory, filled from a seed.
 #ifndef FA2_TESTS_SUPPORT_TENSOR_H_
 #define FA2_TESTS_SUPPORT_TENSOR_H_

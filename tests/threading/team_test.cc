@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The threads of a call, all of a pool or some: every item of every step runs
 // once, steps follow each other, exceptions reach the caller, and several
 // callers may share a pool.

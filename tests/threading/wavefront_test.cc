@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Tasks of items: every step sees the items of its task in order, whatever
 // the number of threads and tasks.
 #include "src/threading/wavefront.h"

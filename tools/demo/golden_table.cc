@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tools/demo/golden_table.h"
 
 #include <fmt/core.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // fa2 against float64 on the inputs of a GPU's kernel, next to that kernel.
 #ifndef FA2_TOOLS_DEMO_GOLDEN_TABLE_H_
 #define FA2_TOOLS_DEMO_GOLDEN_TABLE_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // fa2_demo: what fa2 computes, held against a GPU's kernel and float64, and how
 // fast it does so here. Exit code 0: good; 1: an error above the GPU's, or a
 // call failed; 2: usage.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // How fast forward and backward are here, as a share of what the machine can
 // do.
 #ifndef FA2_TOOLS_DEMO_SPEED_TABLE_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 //! The part of fa2/fa2_c.h and fa2/compat/metal_attention.h that the example calls, and a safe
 //! function around it.
 

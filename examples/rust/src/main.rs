@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 //! Calls the Metal flash-attention backward's parameter block on a CPU, and checks dQ, dK and dV
 //! against plain loops in f64.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 /* The causal_attention_backward kernel of an f32 trainer's Metal shaders:
  * gradients from q, k, v and dout alone. Its other kernels (transpose_2d,
  * softmax_backward, rms_norm_backward, embedding_backward,

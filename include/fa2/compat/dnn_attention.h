@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 /* flash_attention_backward of oxicuda-dnn, a cuDNN-like library: tensors with
  * shapes of their own and a config, checked against each other.
  *

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 /* The memory-efficient attention backward of PyTorch
  * (_efficient_attention_backward) and of xFormers (efficient_attention_backward
  * of CUTLASS), called with the parameters of that kernel.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 /* mlx-native's flash_attn_train_bwd (flash-attention backward in Metal for bf16
  * training), its delta pre-pass and its rounding kernel, called with the
  * buffers and parameter blocks of those kernels.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fa2 for PyTorch (2.6 or newer): differentiable attention for CPU tensors, and PyTorch's own entry points on it.
 
     import fa2_cpu.torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch's own attention operators, for CPU tensors, on fa2: the dispatcher overrides and their switches."""
 
 from __future__ import annotations

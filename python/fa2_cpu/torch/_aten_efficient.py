@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """aten::_efficient_attention_forward and _backward for CPU tensors: [B, M, H, K], or packed with B = 1.
 
 PyTorch has this pair of operators (memory-efficient attention, from xFormers) for CUDA only.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """aten::_flash_attention_forward and _backward for CPU tensors, dense [B, N, H, D] or packed [total, H, D].
 
 Causal and windows count from the bottom-right diagonal, as in the flash-attn package.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """causal_attention: self-attention on [B, N, heads · D], as a layer's projections leave it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cross_entropy: its value and its gradient in one pass over the logits."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """embedding: torch.nn.functional.embedding with fa2's gradient of the table."""
 
 from __future__ import annotations

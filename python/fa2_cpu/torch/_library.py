@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the operators of a training step are made: one registration, and what their kernels share."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """linear_cross_entropy: the loss of a language model's last layer without its logits.
 
 Positions go in chunks: the logits of one, their loss and, in place, their gradient, from which the gradients

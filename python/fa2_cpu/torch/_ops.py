@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fa2::attention and fa2::attention_backward: operators of torch.library with autograd and fake kernels."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """rms_norm: torch.nn.functional.rms_norm, computed by fa2."""
 
 from __future__ import annotations

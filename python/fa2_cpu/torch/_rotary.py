@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """apply_rotary_emb and apply_rotary_pos_emb: rotary position embedding with its backward."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.nn.functional.scaled_dot_product_attention, computed by fa2."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """softmax: torch.nn.functional.softmax, computed by fa2."""
 
 from __future__ import annotations

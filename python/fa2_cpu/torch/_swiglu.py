@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """swiglu: silu(gate) · up in one pass, with its backward in one pass."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // FlashAttention-2 backward (Dao 2023, algorithm 2), key blocks outermost. For
 // each batch of heads:
 //

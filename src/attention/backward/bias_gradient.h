@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // dbias: dS summed over the dimensions that bias broadcasts.
 //
 // A work item owns a block of keys, for all heads and batches that share a

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The backward's workspace, seen as what the algorithm names: packed operands,
 // row statistics and partial sums of blocks.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The order in which items add to what items of other keys add to as well.
 #ifndef FA2_SRC_ATTENTION_BACKWARD_DQ_SEMAPHORE_H_
 #define FA2_SRC_ATTENTION_BACKWARD_DQ_SEMAPHORE_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // lse and delta of a block of queries, as the engine takes them.
 #ifndef FA2_SRC_ATTENTION_BACKWARD_ROW_STATISTICS_H_
 #define FA2_SRC_ATTENTION_BACKWARD_ROW_STATISTICS_H_

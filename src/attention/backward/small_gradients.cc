@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/attention/backward/small_gradients.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // dsinks and dalibi_slopes: one number a head, from terms that are summed in
 // one order at the end.
 #ifndef FA2_SRC_ATTENTION_BACKWARD_SMALL_GRADIENTS_H_

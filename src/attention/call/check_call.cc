@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What a call must be, tensor by tensor.
 #include <algorithm>
 #include <array>

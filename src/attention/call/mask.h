@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Which keys a query sees, by position: causal masks and windows of both
 // diagonals, as one interval of keys a query.
 #ifndef FA2_SRC_ATTENTION_CALL_MASK_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A call of a pass from its arguments to its end: checked, planned, given its
 // workspace, run.
 #ifndef FA2_SRC_ATTENTION_CALL_PASS_CALL_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A checked call: what AttentionForward and AttentionBackward work from.
 #ifndef FA2_SRC_ATTENTION_CALL_PROBLEM_H_
 #define FA2_SRC_ATTENTION_CALL_PROBLEM_H_

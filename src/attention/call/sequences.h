@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The sequences of a call: the elements of its batch, or runs of packed rows.
 #ifndef FA2_SRC_ATTENTION_CALL_SEQUENCES_H_
 #define FA2_SRC_ATTENTION_CALL_SEQUENCES_H_

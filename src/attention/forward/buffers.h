@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The forward's workspace, seen as what the algorithm names: packed keys and
 // values of a head batch, the state of a worker's query block.
 #ifndef FA2_SRC_ATTENTION_FORWARD_BUFFERS_H_

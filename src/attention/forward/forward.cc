@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // FlashAttention-2 forward (Dao 2023, algorithm 1). For each batch of heads:
 //
 //   preprocess  pack K and V once a kv head

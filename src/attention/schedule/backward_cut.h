@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // How much of the backward goes to one item: splits of the heads that share
 // keys, and blocks and splits of a sequence's keys.
 #ifndef FA2_SRC_ATTENTION_SCHEDULE_BACKWARD_CUT_H_

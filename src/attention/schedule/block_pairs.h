@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The block pairs of the backward's items, in order.
 #ifndef FA2_SRC_ATTENTION_SCHEDULE_BLOCK_PAIRS_H_
 #define FA2_SRC_ATTENTION_SCHEDULE_BLOCK_PAIRS_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Blocks of rows that sequences are cut into.
 #ifndef FA2_SRC_ATTENTION_SCHEDULE_BLOCKS_H_
 #define FA2_SRC_ATTENTION_SCHEDULE_BLOCKS_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // How the forward is cut into work. What is added to what, and in which order,
 // is a pure function of the problem and the engine, never of the number of
 // threads, so results are the same bits on any.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Who works through the head batches of a plan, in which scratch memory.
 #ifndef FA2_SRC_ATTENTION_SCHEDULE_HEAD_BATCH_LOOP_H_
 #define FA2_SRC_ATTENTION_SCHEDULE_HEAD_BATCH_LOOP_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Head batches: how the heads and sequences of a problem go through the
 // workspace.
 #ifndef FA2_SRC_ATTENTION_SCHEDULE_HEAD_BATCHES_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // How many items a call is to have, and how many threads are worth their
 // waking.
 #ifndef FA2_SRC_ATTENTION_SCHEDULE_WORKERS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/attention/scores/alibi_reach.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // How far ALiBi lets queries see. Scores fall with the distance, so that far
 // enough from a query every P is less than the exponentials keep: tiles that
 // hold no other P are left out, as masked ones are. With slopes of 2^-1 to 2^-8

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Which tiles of a mask hold anything visible, found by one scan before the
 // work starts: padding and block-diagonal masks then cost what their visible
 // part costs. A float bias that holds nothing but 0 and -inf is a mask too.

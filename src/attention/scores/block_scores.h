@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What the scores of one block need beside Q and K: tile states, visible
 // intervals, positions, staged bias and dropout. Forward and backward share it.
 #ifndef FA2_SRC_ATTENTION_SCORES_BLOCK_SCORES_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Where a NaN or an infinity of an input goes in the sums over queries or keys.
 //
 // 0 * NaN is NaN inside a tile product, so a masked (0) element of P or dS

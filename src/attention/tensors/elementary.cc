@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The public functions beside attention itself: delta and the dropout mask.
 #include <string>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/attention/tensors/row_buffers.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Reading and writing blocks of the caller's tensors.
 #ifndef FA2_SRC_ATTENTION_TENSORS_ROW_BUFFERS_H_
 #define FA2_SRC_ATTENTION_TENSORS_ROW_BUFFERS_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Bias in the unit of S = K Q^T on AMX: S + bias / scale, so that the passes
 // over S are those of the plain pass. With the scores themselves they would
 // have to tell -inf from other elements and to keep log2(e) apart.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Dropout's bits on AMX, drawn a few at a time between the tile products before
 // they are needed, those of dV and dK or of O: Philox takes some 1,200 cycles
 // of vector instructions for 32 x 32 elements.

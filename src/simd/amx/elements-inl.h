@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Scores of 16 elements with options, for the passes of the AMX engines.
 //
 // Each usual option alone has an instance of the passes of its own, in which it

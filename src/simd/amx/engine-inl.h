@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Engines made of the AMX kernels: one for each variant, for one class of tile
 // registers.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/simd/amx/engine.h"
 
 #include "src/simd/amx/target.h"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The engines for Intel's AMX tile unit (TDPBF16PS: products of bf16, sums in
 // f32).
 #ifndef FA2_SRC_SIMD_AMX_ENGINE_H_

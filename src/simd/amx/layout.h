@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // How the AMX engines lay out packed operands and accumulators: always whole
 // tiles of 1 KiB, in the order in which the products read them.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // exp2 and tanh on 16 floats for the fused passes of the AMX engines.
 
 // Included for one Highway target only, amx/target.h.

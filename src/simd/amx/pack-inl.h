@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Packing of operands into tiles for the AMX engines. Layouts: amx/layout.h.
 
 // Included for one Highway target only, amx/target.h.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Tile products C += A B of packed operands for the AMX engines: always 2 x 2
 // tiles of results (4 registers), two left and two right tiles, so that four
 // loads feed four products.

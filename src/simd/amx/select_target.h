@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Compiles the rest of a translation unit for the one Highway target of the AMX
 // kernels, without hwy/foreach_target.h: include first, under
 // `#if FA2_AMX_TARGET != 0`.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Bias and dS on their way between the caller's layout and the fused passes of
 // the AMX engines: 32 x 32 elements at a time, through 4 KiB in L1.
 

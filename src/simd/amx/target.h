@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The Highway target that AMX kernels are compiled for: the least of those with
 // AVX-512 in this build, since the tile instructions are inline assembly and
 // need nothing better. Include after hwy/foreach_target.h.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Tile registers of AMX as a class of static functions, on the hardware and in
 // software. Engines are templates over that class, so that the same kernels
 // run (slowly) in tests on machines without AMX.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Transposition of 16 x 16 32-bit elements (or pairs of bf16) for the AMX
 // engines, in registers and from memory.
 

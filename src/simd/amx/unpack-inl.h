@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Accumulators of the AMX engines on their way out: as rows of f32, or scaled,
 // rounded and stored as rows of bf16. Layouts: amx/layout.h.
 

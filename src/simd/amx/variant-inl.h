@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The variants of the AMX kernels: one for each way to hold values in bf16
 // terms, for one class of tile registers. Their passes are compiled in units of
 // their own (instances/), so that no unit holds many of them.

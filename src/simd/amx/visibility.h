@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Visibility of 32 keys x 32 queries, the unit of the AMX engines, from the
 // drivers' tiles of 16 keys.
 #ifndef FA2_SRC_SIMD_AMX_VISIBILITY_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Which elements of a sub-block of 32 keys x 32 queries are visible, as bits:
 // by the range of keys that each query sees and by a mask.
 

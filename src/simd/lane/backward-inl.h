@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The backward pass of a block on vector lanes: S^T and dP^T panel by panel (64
 // queries at AVX-512), the fused pass over each panel, then dV, dK and dQ^T.
 

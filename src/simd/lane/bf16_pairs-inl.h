@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Pairs of bf16 for LaneEngine: a 32-bit lane holds two neighbours along the
 // summed dimension, the first in its low half, and one instruction adds both
 // products to an f32 lane. How they are made, in registers and when packed.

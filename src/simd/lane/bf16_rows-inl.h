@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Accumulators of LaneEngine on their way out: scaled, rounded and stored as
 // rows of bf16 in one pass.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The scores of a block as pairs of bf16 (score_arrays-inl.h): what the fused
 // passes make of f32 scores is rounded and interleaved in registers.
 

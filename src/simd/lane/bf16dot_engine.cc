@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/simd/lane/bf16dot_engine.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The engine for instructions that sum products of bf16 pairs into f32: x86
 // AVX512_BF16's VDPBF16PS, Arm's BFDOT.
 #ifndef FA2_SRC_SIMD_LANE_BF16DOT_ENGINE_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The Highway target that the Bf16Dot engine is compiled for. x86: the least of
 // those with AVX-512 in this build, since the two instructions beyond it are
 // inline assembly and need nothing better. Arm: the one with BFDOT, which

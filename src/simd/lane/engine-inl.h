@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The engines made of vector lanes: F32Fma, its double, F64, and Bf16Dot, whose
 // lanes hold pairs.
 //

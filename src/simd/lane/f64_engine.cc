@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The F64 engine on every Highway target.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/simd/lane/f64_engine.cc"

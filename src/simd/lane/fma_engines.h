@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The engines for fused multiply-adds on vectors of f32 and of f64, of which
 // every Highway target has one.
 #ifndef FA2_SRC_SIMD_LANE_FMA_ENGINES_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The forward pass of a block on vector lanes, with an online softmax over the
 // blocks of keys: S^T of a panel of queries, its maxima, P^T, O^T.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // S of the forward pass on its way out of the registers of its product: P
 // without a trip through memory, where all of a panel is visible and no option
 // but the scale is used.

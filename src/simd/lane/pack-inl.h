@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Packing of operands into lanes. A lane holds one element, or kPerLane = n
 // neighbours along the dimension that the role is summed over. Layouts, with W
 // = PanelWidth(d) and every dimension padded with zeros:

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Which parts of a block of keys x queries are visible, in panels of queries.
 
 // Per-target include guard.

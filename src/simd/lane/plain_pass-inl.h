@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The pass over scores of which all are visible and that no option changes but
 // the scale: four vectors at a time where that is worth it (ExpAbreast), else
 // as any other.

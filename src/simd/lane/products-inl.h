@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The products of the engines made of vector lanes: S^T and dP^T, dV and dK,
 // dQ^T and O^T, each for one panel of queries or all keys of a block, by
 // register blocks.

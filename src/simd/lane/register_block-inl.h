@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The innermost product: a block of C of up to 6 rows x 4 vectors held in
 // registers, C = A B or C += A B, by outer products.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Where a block's scores lie: S and dP, which the fused pass turns into P and
 // dS, and these as operands of the products that follow.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The fused pass over scores: from S = QK^T (and dP = dO V^T) to P (and dS), a
 // group of 16 keys x one panel of queries at a time while both are in cache.
 // Lanes are queries: logsumexp, delta and running maxima are row vectors.

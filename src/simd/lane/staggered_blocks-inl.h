@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Register blocks of 6 rows x 4 vectors whose sums go to a sink that has work
 // to do with them, forward_sink-inl.h: the columns of a block in two halves of
 // which one is half a sum behind the other, so that what the sink does with

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Elements of dropout's Philox stream: rows of multipliers, and bits.
 
 // Per-target include guard.

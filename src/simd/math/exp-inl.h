@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // exp2 and tanh on vectors, for attention scores.
 
 // Per-target include guard.

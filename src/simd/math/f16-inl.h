@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // f16 to f32 and back. Highway 1.0.3 converts f16 with arithmetic of its own on
 // x86 without F16C: it truncates, and reads and writes infinity and NaN as
 // finite numbers. Here the same is done in full.

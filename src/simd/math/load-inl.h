@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Reading rows of any float dtype as vectors of f32 or f64.
 
 // Per-target include guard.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Philox4x32-10 (Salmon et al. 2011) on vectors, one block a lane: of one
 // stream, or of rows that lie apart.
 

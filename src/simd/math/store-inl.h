@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Writing vectors of f32 or f64 as any float dtype, rounded to nearest even.
 
 // Per-target include guard.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Transposition, 32-bit lanes by squares as wide as a vector.
 
 // Per-target include guard.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Masks given as arrays: which elements hide, and what that makes of tiles.
 #ifndef FA2_SRC_SIMD_ROWWISE_MASK_SCAN_H_
 #define FA2_SRC_SIMD_ROWWISE_MASK_SCAN_H_

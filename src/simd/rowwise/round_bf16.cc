@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "src/simd/rowwise/round_bf16.h"
 
 #include "src/common/half.h"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // f32 to bf16, elementwise.
 #ifndef FA2_SRC_SIMD_ROWWISE_ROUND_BF16_H_
 #define FA2_SRC_SIMD_ROWWISE_ROUND_BF16_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Kernels over rows that stand beside the matrix products: delta, and storing
 // accumulated rows in the caller's dtype.
 #ifndef FA2_SRC_SIMD_ROWWISE_ROWS_H_

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Bias, dropout and dS between the caller's layout (rows are queries) and the
 // staged layout of a block: [query panel][key][query in panel], in the engine's
 // accumulator type.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // One head of one query and one key: softmax is 1, so out = v, dv = dout and
 // dq = dk = 0. Exits 0 if the installed library says so.
 #include <fa2/attention.h>

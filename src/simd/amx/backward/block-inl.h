@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The backward pass of a block on AMX.
 //
 //   for chunks of keys (ChunkPanels):

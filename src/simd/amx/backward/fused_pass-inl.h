@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The fused pass of the backward pass on AMX: S and dP of a sub-block of 32
 // keys x 32 queries become P and dS, as operands of the products that follow, a
 // row pair at a time.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The products of the backward pass on AMX that take P and dS: dV += P^T dO and
 // dK += dS^T Q of a slab of keys, dQ^T += K^T dS^T of a chunk.
 

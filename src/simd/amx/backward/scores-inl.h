@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The score step of the backward pass on AMX: S and dP of a sub-block of 32
 // keys x 32 queries, and the fused pass over the sub-block before, whose row
 // pairs run between single tile products, so that vector and tile units work at

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What the backward pass on AMX keeps of a block between its products: P and dS
 // as operands, and the memory they and the fused pass work in.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The scores of a slab in the backward pass on AMX: for each sub-block of 32
 // keys x 32 queries S, dP and the fused pass, one behind another, with what
 // their options need.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // ALiBi with the exponentials of the forward pass on AMX: no pass over S for
 // it alone.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The forward pass of a block on AMX, with an online softmax.
 //
 // For 32 queries at a time, keys go by strips of 128 (a head dim of 256: 256):

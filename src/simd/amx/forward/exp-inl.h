@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The exponentials of a sub-block of 32 keys x 32 queries in the forward pass
 // on AMX, a row pair at a time, so that they can be taken between tile
 // products.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The online softmax of the forward pass on AMX: running maxima of 32 queries,
 // and the factors by which what has been summed so far follows them.
 

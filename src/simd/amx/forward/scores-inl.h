@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The score step of the forward pass on AMX: S of a sub-block of 32 keys x 32
 // queries by tile products, between which exponentials of the strip before are
 // taken.

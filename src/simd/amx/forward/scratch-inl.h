@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // How the forward pass on AMX cuts keys into strips, and the scratch that it
 // needs for them.
 

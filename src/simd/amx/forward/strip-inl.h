@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Strips of keys, the unit of the forward pass on AMX: which sub-blocks they
 // hold, and their operands in O^T += V^T P^T.
 

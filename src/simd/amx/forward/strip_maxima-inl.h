@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What S of a strip needs before its exponentials are taken, in the forward
 // pass on AMX: the scores in place of S where options or masks change them, and
 // the running maxima moved on to what the strip holds.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The value step of the forward pass on AMX: O^T += V^T P^T of a strip, with
 // exponentials of the next strip between the tile products.
 

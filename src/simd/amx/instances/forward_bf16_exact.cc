@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The forward pass on AMX: bf16, `exact`.
 #include "src/simd/amx/target.h"
 

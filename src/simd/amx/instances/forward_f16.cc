@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The forward pass on AMX: f16, `fast`.
 #include "src/simd/amx/target.h"
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The class of tile registers that these units are compiled for. Tests compile
 // the same files with the registers in software.
 #ifndef FA2_SRC_SIMD_AMX_INSTANCES_TILES_H_
