@@ -205,7 +205,8 @@ TEST_P(PlanTest, SumsDoNotDependOnThreads) {
 }
 
 // The forward's blocks of keys never depend on the threads. Those of queries
-// may for block-invariant engines: one thread takes large ones, several share them out.
+// may for block-invariant engines: one thread takes large ones, several share
+// them out.
 TEST_P(PlanTest, ForwardBlocks) {
   const Problem problem = ProblemOf({2, 4096, 4096, 64, false});
   ForwardPlan alone;
