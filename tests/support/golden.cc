@@ -8,28 +8,28 @@ namespace fa2::test {
 namespace {
 
 // [B, M, H, K] seen as [B, H, M, K].
-ConstTensorView RowsOf(const SafetensorsEntry& entry) {
+ConstTensorView RowsOf(const verify::SafetensorsEntry& entry) {
   const auto& s = entry.shape;
   return {entry.data,
-          entry.dtype,
+          *entry.dtype,
           {s[0], s[2], s[1], s[3]},
           {s[1] * s[2] * s[3], s[3], s[2] * s[3], 1}};
 }
 
 // [B, H, >= Mq], of which the first `rows` count; packed cases keep their
 // padding, [sequences, H, >= longest, 1].
-ConstTensorView LseOf(const SafetensorsEntry& entry, int64_t rows) {
+ConstTensorView LseOf(const verify::SafetensorsEntry& entry, int64_t rows) {
   const auto& s = entry.shape;
   return {entry.data,
-          entry.dtype,
+          *entry.dtype,
           {s[0], s[1], rows, 1},
           {s[1] * s[2], s[2], 1, 1}};
 }
 
-ConstTensorView BiasOf(const SafetensorsEntry& entry) {
+ConstTensorView BiasOf(const verify::SafetensorsEntry& entry) {
   const auto& s = entry.shape;
   const Sizes sizes = {s[0], s[1], s[2], s[3]};
-  return {entry.data, entry.dtype, sizes, DenseStrides(sizes)};
+  return {entry.data, *entry.dtype, sizes, DenseStrides(sizes)};
 }
 
 Tensor PrefixSums(const std::vector<int32_t>& sums) {
@@ -77,7 +77,7 @@ AttentionOptions OptionsOf(const nlohmann::json& meta) {
 
 Goldens ReadGoldens(const std::string& path) {
   Goldens goldens;
-  goldens.file = ReadSafetensors(path);
+  goldens.file = verify::ReadSafetensors(path);
   for (const auto& [name, text] : goldens.file.metadata) {
     const nlohmann::json meta = nlohmann::json::parse(text);
     const auto entry = [&, prefix = name](const char* tensor) {

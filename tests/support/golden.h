@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "fa2/attention.h"
-#include "tests/support/safetensors.h"
+#include "src/verify/safetensors.h"
 #include "tests/support/tensor.h"
 
 namespace fa2::test {
@@ -29,7 +29,7 @@ struct Golden {
 
 // All cases, in order of their names, with what their views point to.
 struct Goldens {
-  SafetensorsFile file;
+  verify::SafetensorsFile file;
   std::vector<Tensor> prefix_sums;
   std::vector<Golden> cases;
 };

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Files that come from anywhere, options, names, and the JSON report.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "src/verify/case_file.h"
+#include "src/verify/check.h"
+#include "src/verify/error.h"
+#include "src/verify/generate.h"
+#include "src/verify/report.h"
+#include "src/verify/safetensors.h"
+
+namespace fa2::verify {
+namespace {
+
+std::string Path(const std::string& name) { return testing::TempDir() + name; }
+
+void WriteBytes(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+// A file of this header and so many bytes of tensors.
+std::string FileOf(const std::string& header, size_t data) {
+  uint64_t size = header.size();
+  std::string bytes(8, '\0');
+  std::memcpy(bytes.data(), &size, 8);
+  return bytes + header + std::string(data, '\0');
+}
+
+// What is wrong, as the command would say it; empty where nothing is.
+template <class F>
+std::string ErrorOf(const F& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Safetensors, ForgedHeadersAreRefused) {
+  const std::string path = Path("forged.safetensors");
+  for (const std::string& bytes :
+       {std::string(), std::string("short"),
+        std::string("\xff\xff\xff\xff\xff\xff\xff\xff", 8), FileOf("{", 0),
+        FileOf("[]", 0), FileOf("{\"q\":1}", 0),
+        FileOf(R"({"q":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 8),
+        FileOf(R"({"q":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})", 8),
+        FileOf(R"({"q":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8),
+        FileOf(R"({"q":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", 8),
+        FileOf(R"({"q":{"dtype":"F32","shape":[2.5],"data_offsets":[0,8]}})",
+               8),
+        FileOf(R"({"q":{"dtype":"ODD","shape":[2],"data_offsets":[0,8]}})", 8),
+        FileOf(R"({"q":{"dtype":"F32","shape":[4294967296,4294967296,4],)"
+               R"("data_offsets":[0,0]}})",
+               8),
+        FileOf(R"({"q":{"dtype":"F32","shape":"x","data_offsets":[0,8]}})", 8),
+        FileOf(R"({"__metadata__":{"fa2":3}})", 0),
+        FileOf(std::string(100000, '['), 0)}) {
+    WriteBytes(path, bytes);
+    const std::string error = ErrorOf([&] { ReadSafetensors(path); });
+    EXPECT_NE(error.find(path), std::string::npos) << bytes.substr(0, 80);
+    EXPECT_EQ(error.find('\n'), std::string::npos);
+  }
+  EXPECT_NE(ErrorOf([&] { ReadSafetensors(Path("missing")); }), "");
+  EXPECT_NE(ErrorOf([&] { ReadSafetensors(testing::TempDir()); }), "");
+}
+
+Case SmallCase() {
+  GenerateOptions o;
+  o.heads = o.kv_heads = 2;
+  o.nq = 20;
+  o.nk = 30;
+  o.head_dim = o.value_dim = 16;
+  Case c = Generate(o);
+  AddAnswers(&c, 1);
+  return c;
+}
+
+CaseReport Judged(const Case& c) {
+  CheckOptions options;
+  options.threads = 1;
+  return Check(c, options);
+}
+
+TEST(Cases, ComeBackAsTheyWereWritten) {
+  const std::string path = Path("case.safetensors");
+  Case c = SmallCase();
+  c.options.causal = Causal::kBottomRight;
+  c.options.window_left = 3;
+  c.options.precision = Products::kTF32;
+  WriteCases(path, {c});
+  const std::vector<Case> cases = ReadCases(path);
+  ASSERT_EQ(cases.size(), 1u);
+  EXPECT_EQ(cases[0].name, "");
+  EXPECT_EQ(cases[0].tensors.size(), c.tensors.size());
+  EXPECT_EQ(WriteOptions(cases[0].options), WriteOptions(c.options));
+  ReadOptionsOfFile overrides;
+  overrides.overrides = R"({"window": [null, 2], "causal": null})";
+  const Case other = ReadCases(path, overrides)[0];
+  EXPECT_EQ(other.options.window_left, -1);
+  EXPECT_EQ(other.options.window_right, 2);
+  EXPECT_EQ(other.options.causal, Causal::kNone);
+}
+
+TEST(Cases, OtherNamesAreUnderstood) {
+  EXPECT_EQ(CanonicalName("grad_query"), "dq");
+  EXPECT_EQ(CanonicalName("softmax_lse"), "lse");
+  EXPECT_EQ(CanonicalName("Query"), "q");
+  EXPECT_EQ(CanonicalName("weights"), "");
+  const std::string path = Path("names.safetensors");
+  const Case c = SmallCase();
+  std::vector<SafetensorsTensor> tensors;
+  for (const auto& [name, array] : c.tensors) {
+    tensors.push_back({"case/" + (name == "q" ? "my_q" : name), array.dtype,
+                       array.shape, array.data});
+  }
+  WriteSafetensors(path, tensors, {});
+  EXPECT_NE(ErrorOf([&] { Judged(ReadCases(path)[0]); }).find("tensor q"),
+            std::string::npos);
+  ReadOptionsOfFile options;
+  options.names["q"] = "my_q";
+  const Case mapped = ReadCases(path, options)[0];
+  EXPECT_EQ(mapped.name, "case");
+  EXPECT_TRUE(Judged(mapped).pass);
+  options.names["k"] = "nowhere";
+  EXPECT_NE(ErrorOf([&] { ReadCases(path, options); }).find("nowhere"),
+            std::string::npos);
+}
+
+TEST(Cases, WhatDoesNotFitIsNamed) {
+  const auto error_with = [](const std::string& options) {
+    Case c = SmallCase();
+    return ErrorOf([&] {
+      ReadOptions(options, "", &c.options);
+      Judged(c);
+    });
+  };
+  EXPECT_EQ(error_with("{}"), "");
+  for (const char* options :
+       {R"({"causal": "left"})", R"({"window": [1]})", R"({"window": [-2, 0]})",
+        R"({"scale": "x"})", R"({"softcap": -1})", R"({"dropout_p": 1})",
+        R"({"dropout_p": 0.1})", R"({"lse_base": 10})",
+        R"({"precision": "f8"})", R"({"layout": "bdsh"})",
+        R"({"layout": "bshd"})", R"({"layout": "thd"})", "[]", "{"}) {
+    EXPECT_NE(error_with(options), "") << options;
+  }
+  for (const char* name : {"q", "k", "v"}) {
+    Case c = SmallCase();
+    c.tensors.erase(name);
+    EXPECT_NE(ErrorOf([&] { Judged(c); }).find(name), std::string::npos);
+  }
+  // A dbias of another shape than bias's.
+  GenerateOptions o;
+  o.heads = o.kv_heads = 2;
+  o.bias = {1, 1, 128, 128};
+  Case c = Generate(o);
+  AddAnswers(&c, 1);
+  void* data = nullptr;
+  c.tensors["dbias"] = MakeArray(DType::kBF16, {1, 2, 128, 128}, &data);
+  EXPECT_NE(ErrorOf([&] { Judged(c); }).find("dbias"), std::string::npos);
+}
+
+TEST(Cases, WhatIsMissingIsNotChecked) {
+  Case c = SmallCase();
+  c.tensors.erase("lse");
+  c.tensors.erase("dk");
+  const CaseReport report = Judged(c);
+  EXPECT_TRUE(report.pass);
+  EXPECT_EQ(report.unchecked, (std::vector<std::string>{"lse", "dk"}));
+  for (const TensorVerdict& t : report.tensors) EXPECT_FALSE(t.own.has_value());
+  for (const char* name : {"out", "dq", "dv"}) c.tensors.erase(name);
+  EXPECT_NE(ErrorOf([&] { Judged(c); }), "");
+}
+
+TEST(Report, HasTheKeysThatItPromises) {
+  Case c = SmallCase();
+  const CaseReport good = Judged(c);
+  void* data = nullptr;
+  const Array dq = *c.Find("dq");
+  c.tensors["dq"] = MakeArray(dq.dtype, dq.shape, &data);
+  std::memcpy(data, dq.data, static_cast<size_t>(dq.elements()) * 2);
+  static_cast<uint16_t*>(data)[7] = 0x7FC0;  // NaN
+  c.name = "bad";
+  const CaseReport bad = Judged(c);
+  EXPECT_TRUE(good.pass);
+  EXPECT_FALSE(bad.pass);
+  const auto json = nlohmann::json::parse(ReportJson({good, bad}));
+  ASSERT_EQ(json.at("cases").size(), 2u);
+  EXPECT_EQ(json["cases"][0]["name"], "");
+  EXPECT_EQ(json["cases"][0]["verdict"], "pass");
+  EXPECT_EQ(json["cases"][1]["verdict"], "fail");
+  EXPECT_TRUE(json["cases"][0]["unchecked"].is_array());
+  EXPECT_TRUE(json["cases"][0]["diagnosis"].is_array());
+  for (const auto& tensor : json["cases"][1]["tensors"]) {
+    for (const char* key : {"name", "verdict", "relative_l2", "bound",
+                            "twin_relative_l2", "worst", "own"}) {
+      EXPECT_TRUE(tensor.contains(key)) << key;
+    }
+    if (tensor["name"] != "dq") continue;
+    EXPECT_EQ(tensor["verdict"], "fail");
+    EXPECT_EQ(tensor["own"], "fail");
+    EXPECT_EQ(tensor["worst"]["index"], (std::vector<int64_t>{0, 0, 0, 7}));
+    EXPECT_TRUE(tensor["worst"]["got"].is_null());
+  }
+}
+
+TEST(Runs, ThatMoveAreNamed) {
+  const Case c = SmallCase();
+  CaseReport report = Judged(c);
+  CompareRuns(c, c, "again", &report);
+  EXPECT_TRUE(report.pass);
+  Case moved = c;
+  void* data = nullptr;
+  const Array dk = *c.Find("dk");
+  moved.tensors["dk"] = MakeArray(dk.dtype, dk.shape, &data);
+  std::memcpy(data, dk.data, static_cast<size_t>(dk.elements()) * 2);
+  static_cast<uint16_t*>(data)[0] ^= 1;
+  CompareRuns(c, moved, "again", &report);
+  EXPECT_FALSE(report.pass);
+  ASSERT_EQ(report.moved.size(), 1u);
+  EXPECT_NE(report.moved[0].find("dk"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace fa2::verify

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Kernels that are right pass, and the answer is what plain loops give.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fa2/attention.h"
+#include "fa2/context.h"
+#include "src/verify/answer.h"
+#include "src/verify/case_file.h"
+#include "src/verify/check.h"
+#include "src/verify/generate.h"
+#include "src/verify/problem.h"
+
+namespace fa2::verify {
+namespace {
+
+void ExpectPass(const Case& c, const std::string& what) {
+  CheckOptions options;
+  options.threads = 1;
+  options.diagnose = false;
+  const CaseReport report = Check(c, options);
+  for (const TensorVerdict& t : report.tensors) {
+    EXPECT_TRUE(t.pass) << what << ", " << report.what << ": " << t.name
+                        << " errs by " << t.relative_l2.value_or(-1.0)
+                        << ", the bound is " << t.bound << ", the twin errs by "
+                        << t.twin_relative_l2;
+    EXPECT_TRUE(t.own.value_or(true))
+        << what << ", " << report.what << ": own " << t.name;
+  }
+}
+
+// fa2's own kernels on a case of layout bhsd.
+Case RunFa2(Case c, Precision precision, Context* context) {
+  const auto make = [&](const char* name, DType dtype,
+                        const std::vector<int64_t>& shape) {
+    void* data = nullptr;
+    c.tensors[name] = MakeArray(dtype, shape, &data);
+    const auto n = [&](size_t d) { return d < shape.size() ? shape[d] : 1; };
+    return Dense(data, dtype, n(0), n(1), n(2), n(3));
+  };
+  const auto view = [&](const char* name) {
+    const Array& a = *c.Find(name);
+    return Dense(a.data, a.dtype, a.shape[0], a.shape[1], a.shape[2],
+                 a.shape[3]);
+  };
+  const DType dtype = c.Find("q")->dtype;
+  AttentionForwardArgs f;
+  f.q = view("q");
+  f.k = view("k");
+  f.v = view("v");
+  f.options.causal = c.options.causal;
+  f.options.window_left = c.options.window_left;
+  f.options.window_right = c.options.window_right;
+  f.options.precision = precision;
+  std::vector<int64_t> lse_shape = c.Find("dout")->shape;
+  lse_shape.pop_back();
+  f.out = make("out", dtype, c.Find("dout")->shape);
+  f.lse =
+      make("lse", dtype == DType::kF64 ? DType::kF64 : DType::kF32, lse_shape);
+  Status status = AttentionForward(f, context);
+  EXPECT_TRUE(status.ok()) << status.message();
+  AttentionBackwardArgs b;
+  b.q = f.q;
+  b.k = f.k;
+  b.v = f.v;
+  b.dout = view("dout");
+  b.out = f.out;
+  b.lse = f.lse;
+  b.options = f.options;
+  b.dq = make("dq", dtype, c.Find("q")->shape);
+  b.dk = make("dk", dtype, c.Find("k")->shape);
+  b.dv = make("dv", dtype, c.Find("v")->shape);
+  status = AttentionBackward(b, context);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return c;
+}
+
+TEST(Honest, Fa2OnEachEngineAndPrecision) {
+  std::unique_ptr<Context> probe;
+  ASSERT_TRUE(Context::Create({}, &probe).ok());
+  for (const std::string& engine : probe->Info().engines) {
+    ContextOptions options;
+    options.num_threads = 1;
+    options.engine = engine;
+    std::unique_ptr<Context> context;
+    if (!Context::Create(options, &context).ok()) continue;
+    for (const DType dtype :
+         {DType::kBF16, DType::kF16, DType::kF32, DType::kF64}) {
+      for (const Precision precision :
+           {Precision::kFast, Precision::kHigh, Precision::kExact}) {
+        for (const Inputs inputs :
+             {Inputs::kGaussian, Inputs::kOutliers, Inputs::kPeaked,
+              Inputs::kLongTail, Inputs::kAdversarial}) {
+          GenerateOptions o;
+          o.heads = 4;
+          o.kv_heads = 2;
+          o.nq = 61;
+          o.nk = 93;
+          o.head_dim = 48;
+          o.value_dim = 40;
+          o.dtype = dtype;
+          o.inputs = inputs;
+          o.options.causal = Causal::kBottomRight;
+          ExpectPass(RunFa2(Generate(o), precision, context.get()),
+                     engine + " precision " +
+                         std::to_string(static_cast<int>(precision)) +
+                         " inputs " + std::to_string(static_cast<int>(inputs)));
+        }
+      }
+    }
+  }
+}
+
+TEST(Honest, TheAnswersThemselves) {
+  for (Case c : Suite()) {
+    AddAnswers(&c, 1);
+    ExpectPass(c, c.name);
+  }
+}
+
+TEST(Honest, GpuKernelsWhereTheyAreRight) {
+  for (const Case& c : ReadCases(FA2_TEST_DATA "/memeff_goldens.safetensors")) {
+    if (c.name == "c04" || c.name == "c05" || c.name == "c08") continue;
+    ExpectPass(c, c.name);
+  }
+}
+
+TEST(Honest, GpuKernelsWhereTheyAreWrong) {
+  for (const Case& c : ReadCases(FA2_TEST_DATA "/memeff_goldens.safetensors")) {
+    if (c.name != "c04" && c.name != "c05" && c.name != "c08") continue;
+    CheckOptions options;
+    options.threads = 1;
+    const CaseReport report = Check(c, options);
+    EXPECT_FALSE(report.pass) << c.name;
+    if (c.name != "c08") continue;
+    ASSERT_FALSE(report.diagnosis.empty());
+    EXPECT_EQ(report.diagnosis.front().id, "window_wrong_diagonal");
+  }
+}
+
+double Difference(const Array4<double>& a, const Array4<double>& b) {
+  double error = 0.0, size = 0.0;
+  for (size_t i = 0; i < a.values.size(); ++i) {
+    if (!std::isfinite(b.values[i])) continue;
+    error += std::pow(a.values[i] - b.values[i], 2);
+    size += std::pow(b.values[i], 2);
+  }
+  return size > 0.0 ? std::sqrt(error / size) : std::sqrt(error);
+}
+
+TEST(Answer, KernelsAndModelAgreeWithPlainLoops) {
+  std::vector<GenerateOptions> all;
+  GenerateOptions o;
+  o.batch = 2;
+  o.heads = 4;
+  o.kv_heads = 2;
+  o.nq = 45;
+  o.nk = 70;
+  o.head_dim = 24;
+  o.value_dim = 40;
+  o.dtype = DType::kF64;
+  all.push_back(o);
+  o.options.causal = Causal::kBottomRight;
+  o.options.window_left = 20;
+  o.inputs = Inputs::kAdversarial;
+  all.push_back(o);
+  o.options.softcap = 3.0;
+  o.bias = {1, 4, 1, 70};
+  all.push_back(o);
+  o.options.dropout_p = 0.3;
+  o.sinks = true;
+  o.alibi = true;
+  o.dlse = true;
+  all.push_back(o);
+  o.bias.clear();
+  o.lengths_q = {20, 1, 30};
+  o.lengths_k = {25, 40, 7};
+  all.push_back(o);
+  for (const GenerateOptions& options : all) {
+    Case c = Generate(options);
+    AddAnswers(&c, 1);
+    const Problem p = MakeProblem(c);
+    const Answer plain = ComputeAnswer(p, nullptr, Method::kPlain, 1);
+    for (const Method method : {Method::kKernels, Method::kModel}) {
+      const Answer answer = ComputeAnswer(p, nullptr, method, 1);
+      EXPECT_LE(Difference(answer.out, plain.out), 1e-13);
+      EXPECT_LE(Difference(answer.lse, plain.lse), 1e-13);
+      EXPECT_LE(Difference(answer.dq, plain.dq), 1e-13);
+      EXPECT_LE(Difference(answer.dk, plain.dk), 1e-13);
+      EXPECT_LE(Difference(answer.dv, plain.dv), 1e-13);
+      EXPECT_LE(Difference(answer.dbias, plain.dbias), 1e-13);
+      // f32 in the public calls.
+      EXPECT_LE(Difference(answer.dsinks, plain.dsinks), 1e-6);
+      EXPECT_LE(Difference(answer.dalibi_slopes, plain.dalibi_slopes), 1e-6);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fa2::verify

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+
+#include "fa2/context.h"
+#include "src/verify/error.h"
+#include "tools/fa2/command.h"
+
+namespace fa2::tool {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// The model's name, as the kernel gives it.
+std::string CpuName() {
+  std::ifstream stream("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(stream, line)) {
+    if (line.rfind("model name", 0) == 0) {
+      const size_t colon = line.find(": ");
+      if (colon != std::string::npos) return line.substr(colon + 2);
+    }
+  }
+  return "unknown";
+}
+
+// Bytes of a level's data cache; 0 where the system does not say.
+int64_t CacheBytes(int level) {
+  for (int index = 0; index < 8; ++index) {
+    const std::string folder =
+        fmt::format("/sys/devices/system/cpu/cpu0/cache/index{}/", index);
+    std::ifstream of_level(folder + "level"), of_type(folder + "type"),
+        of_size(folder + "size");
+    int found = 0;
+    std::string type, size;
+    if (!(of_level >> found) || !(of_type >> type) || !(of_size >> size)) break;
+    if (found != level || type == "Instruction") continue;
+    int64_t bytes = std::atoll(size.c_str());
+    if (size.back() == 'K') bytes <<= 10;
+    if (size.back() == 'M') bytes <<= 20;
+    return bytes;
+  }
+  return 0;
+}
+
+std::string Reason(const ContextInfo& info) {
+  if (std::getenv("FA2_ENGINE") != nullptr) return "FA2_ENGINE says so";
+  if (info.engine == "amx") return "the CPU has bf16 matrix tiles";
+  if (info.engine == "bf16dot")
+    return "the CPU has bf16 dot products, no tiles";
+  return "the CPU has neither bf16 tiles nor bf16 dot products";
+}
+
+int Run(const std::string& json_path, int threads) {
+  ContextOptions options;
+  options.num_threads = threads;
+  std::unique_ptr<Context> context;
+  const Status status = Context::Create(options, &context);
+  if (!status.ok()) throw verify::Error(status.message());
+  const ContextInfo info = context->Info();
+  double peak = 0.0;
+  const bool measured = context->MeasurePeak(&peak).ok();
+  Json json;
+  json["version"] = FA2_VERSION;
+  json["cpu"] = CpuName();
+  json["target"] = info.target;
+  json["targets"] = info.targets;
+  json["engine"] = info.engine;
+  json["engine_because"] = Reason(info);
+  json["engines"] = info.engines;
+  json["threads"] = info.num_threads;
+  json["cores"] = std::thread::hardware_concurrency();
+  json["pool"] = "onetbb";
+  json["cache_bytes"] = {
+      {"l1", CacheBytes(1)}, {"l2", CacheBytes(2)}, {"l3", CacheBytes(3)}};
+  json["peak_gflops"] = measured ? Json(peak * 1e-9) : Json(nullptr);
+  if (!json_path.empty()) WriteText(json_path, json.dump(1) + "\n");
+  const auto join = [](const std::vector<std::string>& words) {
+    std::string text;
+    for (const std::string& word : words) {
+      text += (text.empty() ? "" : " ") + word;
+    }
+    return text;
+  };
+  fmt::print("fa2 {}\n", FA2_VERSION);
+  fmt::print("cpu      {}\n", CpuName());
+  fmt::print("target   {} (of {})\n", info.target, join(info.targets));
+  fmt::print("engine   {} for bf16, since {} (of {})\n", info.engine,
+             Reason(info), join(info.engines));
+  fmt::print("threads  {} of {} cores, on oneTBB\n", info.num_threads,
+             std::thread::hardware_concurrency());
+  fmt::print("caches   {} KiB L1, {} KiB L2, {} KiB L3\n", CacheBytes(1) >> 10,
+             CacheBytes(2) >> 10, CacheBytes(3) >> 10);
+  if (measured)
+    fmt::print("peak     {:.1f} GFLOP/s of {}\n", peak * 1e-9, info.engine);
+  return kGood;
+}
+
+}  // namespace
+
+Command AddInfo(CLI::App* app) {
+  auto json = std::make_shared<std::string>();
+  auto threads = std::make_shared<int>(0);
+  app->add_option("--json", *json, "Write it here as JSON");
+  app->add_option("--threads", *threads, "0: FA2_NUM_THREADS, or all cores")
+      ->check(CLI::NonNegativeNumber);
+  return [json, threads] { return Run(*json, *threads); };
+}
+
+}  // namespace fa2::tool

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// fa2: checks attention kernels, makes cases for them, and says what this
+// machine computes with.
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <vector>
+
+#include "src/verify/error.h"
+#include "tools/fa2/command.h"
+
+namespace fa2::tool {
+
+void WriteText(const std::string& path, const std::string& text) {
+  std::ofstream stream(path, std::ios::binary);
+  stream << text;
+  stream.close();
+  if (!stream) throw verify::Error(path + ": the file cannot be written");
+}
+
+}  // namespace fa2::tool
+
+namespace {
+
+// The first line of a parser's message, so that an error is one line.
+std::string FirstLine(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using fa2::tool::kGood;
+  using fa2::tool::kUsage;
+  CLI::App app("FlashAttention-2 on CPUs: check a kernel's gradients", "fa2");
+  app.set_version_flag("--version", FA2_VERSION);
+  app.require_subcommand(1);
+  std::vector<std::pair<CLI::App*, fa2::tool::Command>> commands;
+  const auto add = [&](const char* name, const char* what, auto adder) {
+    CLI::App* command = app.add_subcommand(name, what);
+    commands.emplace_back(command, adder(command));
+  };
+  add("verify", "Judge a kernel's outputs and gradients", fa2::tool::AddVerify);
+  add("gen", "Make a case to run a kernel on", fa2::tool::AddGen);
+  add("info", "What this machine computes with", fa2::tool::AddInfo);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& success) {  // --help, --version
+    return app.exit(success);
+  } catch (const CLI::ParseError& error) {
+    fmt::print(stderr, "fa2: {}\n", FirstLine(error.what()));
+    return kUsage;
+  }
+  try {
+    for (const auto& [command, run] : commands) {
+      if (command->parsed()) return run();
+    }
+  } catch (const fa2::verify::Error& error) {
+    fmt::print(stderr, "fa2: {}\n", FirstLine(error.what()));
+    return kUsage;
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "fa2: there is not enough memory\n");
+    return kUsage;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "fa2: {}\n", FirstLine(error.what()));
+    return kUsage;
+  }
+  return kGood;
+}

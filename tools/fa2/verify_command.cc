@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "src/verify/case_file.h"
+#include "src/verify/check.h"
+#include "src/verify/error.h"
+#include "src/verify/report.h"
+#include "tools/fa2/command.h"
+#include "tools/fa2/option_flags.h"
+
+namespace fa2::tool {
+namespace {
+
+using verify::Case;
+using verify::CaseReport;
+using verify::Error;
+
+struct Arguments {
+  std::string file, candidate, json;
+  std::vector<std::string> cases, repeats, maps;
+  bool plain = false, quiet = false, no_diagnosis = false;
+  int threads = 0;
+  OptionFlags options;
+};
+
+verify::ReadOptionsOfFile ReadOptions(const Arguments& a) {
+  verify::ReadOptionsOfFile options;
+  options.overrides = a.options.Json();
+  for (const std::string& map : a.maps) {
+    const size_t equals = map.find('=');
+    if (equals == std::string::npos || equals == 0 ||
+        equals + 1 == map.size()) {
+      throw Error("--map is " + map + ", it must be NAME=THE_FILE'S_NAME");
+    }
+    const std::string name = map.substr(0, equals);
+    if (verify::CanonicalName(name) != name) {
+      throw Error("--map is " + map + ", and " + name +
+                  " is no name of a tensor (q, k, v, dout, out, lse, dq, …)");
+    }
+    options.names[name] = map.substr(equals + 1);
+  }
+  return options;
+}
+
+// The case of that name; where both files hold one case, that one.
+const Case* Find(const std::vector<Case>& cases, const std::string& name,
+                 bool alone) {
+  for (const Case& c : cases) {
+    if (c.name == name) return &c;
+  }
+  return alone && cases.size() == 1 ? &cases.front() : nullptr;
+}
+
+// A file of outputs need not hold every name that --map gives.
+std::vector<Case> ReadOutputs(const std::string& path, const Arguments& a) {
+  verify::ReadOptionsOfFile options = ReadOptions(a);
+  try {
+    return verify::ReadCases(path, options);
+  } catch (const Error&) {
+    if (options.names.empty()) throw;
+  }
+  options.names.clear();
+  return verify::ReadCases(path, options);
+}
+
+std::vector<Case> Selected(const Arguments& a) {
+  std::vector<Case> cases = verify::ReadCases(a.file, ReadOptions(a));
+  if (!a.candidate.empty()) {
+    const std::vector<Case> outputs = ReadOutputs(a.candidate, a);
+    std::vector<Case> combined;
+    for (const Case& c : cases) {
+      const Case* other = Find(outputs, c.name, cases.size() == 1);
+      if (other != nullptr) combined.push_back(verify::Combine(c, *other));
+    }
+    if (combined.empty()) {
+      throw Error(a.candidate + ": no case in it has a name of a case in " +
+                  a.file);
+    }
+    cases = std::move(combined);
+  }
+  if (a.cases.empty()) return cases;
+  std::vector<Case> selected;
+  for (const std::string& name : a.cases) {
+    const Case* c = Find(cases, name, false);
+    if (c == nullptr) throw Error(a.file + ": there is no case " + name);
+    selected.push_back(*c);
+  }
+  return selected;
+}
+
+int Run(const Arguments& a) {
+  const std::vector<Case> cases = Selected(a);
+  std::vector<std::vector<Case>> repeats;
+  for (const std::string& path : a.repeats) {
+    repeats.push_back(ReadOutputs(path, a));
+  }
+  verify::CheckOptions options;
+  options.plain = a.plain;
+  options.threads = a.threads;
+  options.diagnose = !a.no_diagnosis;
+  std::vector<CaseReport> reports;
+  const bool progress = !a.quiet && isatty(2) != 0;
+  for (size_t n = 0; n < cases.size(); ++n) {
+    if (progress) {
+      options.progress = [&](const std::string& what) {
+        fmt::print(stderr, "\r\033[K{}/{} {}: {} ", n + 1, cases.size(),
+                   cases[n].name, what);
+      };
+    }
+    CaseReport report;
+    try {
+      report = verify::Check(cases[n], options);
+      for (size_t r = 0; r < repeats.size(); ++r) {
+        const Case* other = Find(repeats[r], cases[n].name, cases.size() == 1);
+        if (other == nullptr) {
+          throw Error(a.repeats[r] + ": there is no case " + cases[n].name);
+        }
+        verify::CompareRuns(cases[n], *other, a.repeats[r], &report);
+      }
+    } catch (const Error& error) {
+      if (progress) fmt::print(stderr, "\r\033[K");
+      throw Error(a.file + ": " + error.what());
+    }
+    if (progress) fmt::print(stderr, "\r\033[K");
+    if (!a.quiet) fmt::print("{}", verify::ReportText(report));
+    reports.push_back(std::move(report));
+  }
+  if (!a.json.empty()) WriteText(a.json, verify::ReportJson(reports));
+  size_t failed = 0;
+  for (const CaseReport& report : reports) failed += report.pass ? 0 : 1;
+  if (!a.quiet && reports.size() > 1) {
+    fmt::print("{} of {} cases pass\n", reports.size() - failed,
+               reports.size());
+  }
+  return failed == 0 ? kGood : kMismatch;
+}
+
+}  // namespace
+
+Command AddVerify(CLI::App* app) {
+  auto a = std::make_shared<Arguments>();
+  app->add_option("FILE", a->file, "safetensors with inputs, and outputs")
+      ->required();
+  app->add_option("CANDIDATE", a->candidate,
+                  "A second file with the outputs to judge");
+  app->add_option("--case", a->cases,
+                  "Judge this case alone (again: and this)");
+  app->add_option("--map", a->maps, "q=NAME where the file has other names");
+  app->add_option("--repeat", a->repeats,
+                  "Outputs of further runs, which must be the same bits");
+  app->add_option("--json", a->json, "Write the report here");
+  app->add_flag("--plain", a->plain,
+                "Compute the answer by plain loops, slowly");
+  app->add_flag("--no-diagnosis", a->no_diagnosis, "Judge only");
+  app->add_flag("--quiet", a->quiet, "Print nothing");
+  app->add_option("--threads", a->threads, "0: all cores")
+      ->check(CLI::NonNegativeNumber);
+  a->options.AddTo(app);
+  return [a] { return Run(*a); };
+}
+
+}  // namespace fa2::tool
