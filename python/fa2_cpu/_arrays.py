@@ -9,13 +9,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from fa2_cpu import _core
 
-Array = Any  # anything with __dlpack__ on the CPU
+
+class Array(Protocol):
+    """An array on the CPU of any library: NumPy, PyTorch, JAX, or whatever offers __dlpack__."""
+
+    @property
+    def shape(self) -> Any: ...
+
+    def __dlpack__(self, *, stream: Any = None) -> Any: ...
+
+    def __dlpack_device__(self) -> Any: ...
+
+
+ArrayT = TypeVar("ArrayT", bound=Array)
 
 _LONG_NAMES = {
     "f32": "float32",
@@ -54,10 +66,59 @@ def core_array(name: str, x: Array | None) -> Array | None:
         # NumPy knows ml_dtypes.bfloat16 only as an extension type, which it does not export.
         return x.view(np.uint16) if x.dtype.name == "bfloat16" else x
     if _torch_tensor(x):
-        return x.detach() if x.requires_grad else x
+        check_dense_tensor(name, x)
+        return x.detach().resolve_conj().resolve_neg()
     if _jax_tracer(x):
         raise TypeError(f"{name} is traced by JAX; use fa2_cpu.jax inside jax.jit and jax.grad")
+    check_array(name, x)
     return x
+
+
+def check_array(name: str, x: Any) -> None:
+    """TypeError for what offers no __dlpack__."""
+    if not hasattr(x, "__dlpack__"):
+        raise TypeError(
+            f"{name} is of type {type(x).__name__}; it must be an array on the CPU that offers __dlpack__"
+        )
+
+
+def check_dense_tensor(name: str, x: Any) -> None:
+    """TypeError for a tensor of PyTorch that is elsewhere, sparse, nested, quantised or inside torch.func."""
+    if not x.is_cpu:
+        raise TypeError(f"{name} is on device {x.device}; it must be on the CPU, where fa2 computes")
+    torch = sys.modules["torch"]
+    if x.layout is not torch.strided or x.is_nested:
+        kind = "nested" if x.is_nested else f"of layout {x.layout}"
+        raise TypeError(f"{name} is {kind}; it must be a dense (strided) tensor")
+    if x.is_quantized:
+        raise TypeError(f"{name} is quantised ({x.dtype}); it must be dequantised first")
+
+
+def check_plain_tensor(name: str, x: Any, function: str, differentiable: str) -> None:
+    """TypeError for a tensor through which PyTorch would differentiate: function cuts the graph."""
+    if not _torch_tensor(x):
+        return
+    torch = sys.modules["torch"]
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise TypeError(
+            f"{name} requires grad, and fa2_cpu.{function} is not differentiable; use {differentiable}, "
+            f"or pass {name}.detach()"
+        )
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+        raise TypeError(
+            f"{name} is traced by torch.func, where fa2_cpu.{function} is not differentiable; use {differentiable}"
+        )
+
+
+def check_one_dtype(**arrays: Array | None) -> None:
+    """TypeError unless all arrays that are given have the dtype of the first."""
+    dtypes = {name: describe(name, x)[0] for name, x in arrays.items() if x is not None}
+    if len(set(dtypes.values())) > 1:
+        names, values = list(dtypes), list(dtypes.values())
+        raise TypeError(
+            f"{', '.join(names[:-1])} and {names[-1]} are {', '.join(values[:-1])} and {values[-1]}; "
+            "they must have one dtype"
+        )
 
 
 def dtype_name(dtype: Any) -> str:
@@ -71,6 +132,9 @@ def dtype_name(dtype: Any) -> str:
 
 def describe(name: str, x: Array) -> tuple[str, tuple[int, ...]]:
     """dtype ("float32", "bfloat16", ...) and shape of an array."""
+    check_array(name, x)
+    if _torch_tensor(x):
+        check_dense_tensor(name, x)
     if hasattr(x, "dtype") and hasattr(x, "shape"):
         return dtype_name(x.dtype), tuple(x.shape)
     dtype, shape = _core.describe(x, name)

@@ -3,11 +3,18 @@
 
 from __future__ import annotations
 
-import operator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fa2_cpu import _core
-from fa2_cpu._arrays import Array, Results, core_array, describe, dtype_name
+from fa2_cpu._arrays import (
+    Array, ArrayT, Results, check_array, check_one_dtype, check_plain_tensor, core_array, describe, dtype_name,
+)  # fmt: skip
+from fa2_cpu._options import (
+    BACKWARD_DEFAULTS, DEFAULTS, AttentionOptions, BackwardOptions, core_options, fill, with_options,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Gradients(NamedTuple):
@@ -25,46 +32,6 @@ class Gradients(NamedTuple):
     dsinks: Array | None
 
 
-def _unsigned(name: str, value: Any) -> int:
-    value = operator.index(value)
-    if not 0 <= value < 1 << 64:
-        raise ValueError(f"{name} is {value}; it must be from 0 to 2**64 - 1")
-    return value
-
-
-def _options(
-    *, layout, scale, causal, window, bias, softcap, alibi_slopes, sinks, dropout_p, philox_seed,
-    philox_offset, cu_seqlens_q, cu_seqlens_k, precision, num_threads,
-) -> dict[str, Any]:  # fmt: skip
-    """The core's keyword arguments."""
-    for name, value in (("layout", layout), ("precision", precision)):
-        if not isinstance(value, str):
-            raise TypeError(f"{name} is {value!r}; it must be a str")
-    if causal is not None and not isinstance(causal, str):
-        raise TypeError(f'causal is {causal!r}; it must be None, "top_left" or "bottom_right"')
-    try:
-        left, right = window
-    except (TypeError, ValueError):
-        raise TypeError(f"window is {window!r}; it must be a pair (left, right)") from None
-    return {
-        "layout": layout,
-        "scale": None if scale is None else float(scale),
-        "causal": causal,
-        "window": (operator.index(left), operator.index(right)),
-        "bias": core_array("bias", bias),
-        "softcap": float(softcap),
-        "alibi_slopes": core_array("alibi_slopes", alibi_slopes),
-        "sinks": core_array("sinks", sinks),
-        "dropout_p": float(dropout_p),
-        "philox_seed": _unsigned("philox_seed", philox_seed),
-        "philox_offset": _unsigned("philox_offset", philox_offset),
-        "cu_seqlens_q": core_array("cu_seqlens_q", cu_seqlens_q),
-        "cu_seqlens_k": core_array("cu_seqlens_k", cu_seqlens_k),
-        "precision": precision,
-        "num_threads": None if num_threads is None else operator.index(num_threads),
-    }
-
-
 _FLOATS = ("float32", "bfloat16", "float16", "float64")
 _RANKS = {"bhsd": (4, "[batch, heads, sequence, head_dim]"),
           "bshd": (4, "[batch, sequence, heads, head_dim]"),
@@ -75,10 +42,6 @@ def _describe_operand(name: str, x: Array, layout: str) -> tuple[str, tuple[int,
     """dtype and shape, checked as far as the shapes of the results follow from them."""
     if layout not in _RANKS:
         raise ValueError(f'layout is "{layout}"; it must be "bhsd", "bshd" or "thd"')
-    if not hasattr(x, "__dlpack__"):
-        raise TypeError(
-            f"{name} is of type {type(x).__name__}; it must be an array on the CPU that offers __dlpack__"
-        )
     dtype, shape = describe(name, x)
     if dtype not in _FLOATS:
         hint = "; view bf16 data as ml_dtypes.bfloat16" if dtype == "uint16" else ""
@@ -99,11 +62,13 @@ def _lse_shape(q_shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
     return q_shape[:-1]
 
 
-def forward(q: Array, k: Array, v: Array, *, reference: bool, **keywords: Any) -> tuple[Array, Array]:
-    options = _options(**keywords)
+def forward(q: Array, k: Array, v: Array, given: dict[str, Any], *, reference: bool) -> tuple[Any, Any]:
+    options = core_options(fill("attention_forward", given, DEFAULTS))
     layout = options["layout"]
     dtype, q_shape = _describe_operand("q", q, layout)
+    check_array("k", k)
     _, v_shape = _describe_operand("v", v, layout)
+    check_one_dtype(q=q, k=k, v=v)
     results = Results(q)
     double = reference or dtype == "float64"
     out = results.empty((*q_shape[:-1], v_shape[-1]), "float64" if reference else dtype)
@@ -116,17 +81,19 @@ def forward(q: Array, k: Array, v: Array, *, reference: bool, **keywords: Any) -
 
 
 def backward(
-    dout: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, *, dlse: Array | None,
-    grad_dtype: Any, want_dbias: bool, reference: bool, **keywords: Any,
-) -> Gradients:  # fmt: skip
-    options = _options(**keywords)
-    layout = options["layout"]
+    dout: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, given: dict[str, Any], *, reference: bool
+) -> Gradients:
+    filled = fill("attention_backward", given, BACKWARD_DEFAULTS)
+    options = core_options(filled)
+    layout, want_dbias, grad_dtype = options["layout"], filled["want_dbias"], filled["grad_dtype"]
+    for name, x in (("dout", dout), ("out", out), ("lse", lse)):
+        check_array(name, x)
     shapes = {}
     for name, x in (("q", q), ("k", k), ("v", v)):
         dtype, shapes[name] = _describe_operand(name, x, layout)
-    if want_dbias and keywords["bias"] is None:
+    check_one_dtype(q=q, k=k, v=v)
+    if want_dbias and filled["bias"] is None:
         raise ValueError("want_dbias is True, but bias is None; a bias must be given to have a gradient")
-    dtype, _ = describe("q", q)
     double = reference or dtype == "float64"
     if grad_dtype is not None:
         dtype = dtype_name(grad_dtype)
@@ -138,48 +105,29 @@ def backward(
     grads = [results.empty(shapes[name], dtype) for name in ("q", "k", "v")]
     dbias = dalibi_slopes = dsinks = None
     if want_dbias:
-        bias_dtype, bias_shape = describe("bias", keywords["bias"])
+        bias_dtype, bias_shape = describe("bias", filled["bias"])
         if bias_dtype not in _FLOATS:
             raise TypeError(f"bias is {bias_dtype} and has no gradient; want_dbias must be False")
         # In f64 unless the inputs are narrower, then in the bias's dtype, or f32 where that is wider.
         narrow = "float32" if grad_dtype is not None or bias_dtype == "float64" else bias_dtype
         dbias = results.empty(bias_shape, "float64" if double else narrow)
     vector_dtype = "float64" if reference else "float32"
-    if keywords["alibi_slopes"] is not None:
-        dalibi_slopes = results.empty(describe("alibi_slopes", keywords["alibi_slopes"])[1], vector_dtype)
-    if keywords["sinks"] is not None:
-        dsinks = results.empty(describe("sinks", keywords["sinks"])[1], vector_dtype)
+    if filled["alibi_slopes"] is not None:
+        dalibi_slopes = results.empty(describe("alibi_slopes", filled["alibi_slopes"])[1], vector_dtype)
+    if filled["sinks"] is not None:
+        dsinks = results.empty(describe("sinks", filled["sinks"])[1], vector_dtype)
     grads += [dbias, dalibi_slopes, dsinks]
     names = ("dq", "dk", "dv", "dbias", "dalibi_slopes", "dsinks")
     _core.attention_backward(
         core_array("dout", dout), core_array("q", q), core_array("k", k), core_array("v", v),
-        core_array("out", out), core_array("lse", lse), core_array("dlse", dlse), None,
+        core_array("out", out), core_array("lse", lse), core_array("dlse", filled["dlse"]), None,
         *(core_array(name, x) for name, x in zip(names, grads)), reference=reference, **options,
     )  # fmt: skip
     return Gradients(*(results.finish(x) for x in grads))
 
 
-def attention_forward(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    layout: str = "bhsd",
-    scale: float | None = None,
-    causal: str | None = None,
-    window: tuple[int, int] = (-1, -1),
-    bias: Array | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Array | None = None,
-    sinks: Array | None = None,
-    dropout_p: float = 0.0,
-    philox_seed: int = 0,
-    philox_offset: int = 0,
-    cu_seqlens_q: Array | None = None,
-    cu_seqlens_k: Array | None = None,
-    precision: str = "fast",
-    num_threads: int | None = None,
-) -> tuple[Array, Array]:
+@with_options(AttentionOptions, DEFAULTS)
+def attention_forward(q: ArrayT, k: Array, v: Array, **options: Unpack[AttentionOptions]) -> tuple[ArrayT, ArrayT]:
     """Scaled dot-product attention (FlashAttention-2): out = softmax(mask(scale · q kᵀ)) v.
 
     Arrays are those of NumPy (bf16 by ml_dtypes), PyTorch, JAX or anything with __dlpack__, on the
@@ -213,41 +161,24 @@ def attention_forward(
     Raises:
       ValueError: arguments that do not fit each other. TypeError: no array, an element type that
       does not fit, or an array that is not on the CPU.
+
+    Example:
+      >>> import numpy as np, fa2_cpu as fa2
+      >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 4, 5, 8), dtype=np.float32)
+      >>> out, lse = fa2.attention_forward(q, k, v, causal="top_left")
+      >>> out.shape, lse.shape
+      ((2, 4, 5, 8), (2, 4, 5))
+      >>> bool(np.allclose(out[:, :, 0], v[:, :, 0]))
+      True
     """
-    return forward(
-        q, k, v, reference=False, layout=layout, scale=scale, causal=causal, window=window, bias=bias,
-        softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, dropout_p=dropout_p,
-        philox_seed=philox_seed, philox_offset=philox_offset, cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k, precision=precision, num_threads=num_threads,
-    )  # fmt: skip
+    for name, x in (("q", q), ("k", k), ("v", v), *((n, options.get(n)) for n in ("bias", "alibi_slopes", "sinks"))):
+        check_plain_tensor(name, x, "attention_forward", "fa2_cpu.torch.attention")
+    return forward(q, k, v, dict(options), reference=False)
 
 
+@with_options(BackwardOptions, BACKWARD_DEFAULTS)
 def attention_backward(
-    dout: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    out: Array,
-    lse: Array,
-    *,
-    layout: str = "bhsd",
-    scale: float | None = None,
-    causal: str | None = None,
-    window: tuple[int, int] = (-1, -1),
-    bias: Array | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Array | None = None,
-    sinks: Array | None = None,
-    dropout_p: float = 0.0,
-    philox_seed: int = 0,
-    philox_offset: int = 0,
-    cu_seqlens_q: Array | None = None,
-    cu_seqlens_k: Array | None = None,
-    precision: str = "fast",
-    num_threads: int | None = None,
-    dlse: Array | None = None,
-    grad_dtype: Any = None,
-    want_dbias: bool = False,
+    dout: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, **options: Unpack[BackwardOptions]
 ) -> Gradients:
     """Gradients of attention_forward, called with the same arguments.
 
@@ -267,11 +198,13 @@ def attention_backward(
 
     Raises:
       ValueError, TypeError: as attention_forward.
+
+    Example:
+      >>> import numpy as np, fa2_cpu as fa2
+      >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 4, 5, 8), dtype=np.float32)
+      >>> out, lse = fa2.attention_forward(q, k, v)
+      >>> grads = fa2.attention_backward(np.ones_like(out), q, k, v, out, lse)
+      >>> grads.dq.shape, grads.dbias is None
+      ((2, 4, 5, 8), True)
     """
-    return backward(
-        dout, q, k, v, out, lse, dlse=dlse, grad_dtype=grad_dtype, want_dbias=want_dbias,
-        reference=False, layout=layout, scale=scale, causal=causal, window=window, bias=bias,
-        softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, dropout_p=dropout_p,
-        philox_seed=philox_seed, philox_offset=philox_offset, cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k, precision=precision, num_threads=num_threads,
-    )  # fmt: skip
+    return backward(dout, q, k, v, out, lse, dict(options), reference=False)

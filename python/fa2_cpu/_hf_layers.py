@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fa2_cpu.torch import apply_rotary_pos_emb, rms_norm, swiglu
-from fa2_cpu.torch._ops import _FLOATS
+from fa2_cpu.torch._tensors import FLOATS
 
 # Folders of transformers.models whose layers compute what is written here.
 FAMILIES = frozenset(
@@ -119,7 +119,7 @@ _shared = _SharedFunctions()
 
 def _rotary(original: Callable[..., Any]) -> Callable[..., Any]:
     def apply(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
-        computed = q.device.type == "cpu" and q.dtype in _FLOATS and q.dim() == 4 and cos.dim() == 3
+        computed = q.device.type == "cpu" and q.dtype in FLOATS and q.dim() == 4 and cos.dim() == 3
         if not computed or (cos.requires_grad and torch.is_grad_enabled()):
             return original(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
         return apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim)

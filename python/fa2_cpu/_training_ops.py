@@ -9,10 +9,9 @@ requires grad is a TypeError where fa2_cpu.torch has the function with its deriv
 from __future__ import annotations
 
 import operator
-import sys
 
 from fa2_cpu import _core
-from fa2_cpu._arrays import Array, Results, _torch_tensor, core_array, describe
+from fa2_cpu._arrays import Array, Results, check_one_dtype, check_plain_tensor, core_array, describe
 
 
 def _flat(name: str, x: Array) -> Array:
@@ -28,18 +27,9 @@ def _rows(name: str, x: Array) -> Array:
     return x if len(shape) <= 4 else x.reshape(-1, shape[-1])
 
 
-def _refuse_gradients(function: str, **arrays: Array) -> None:
-    """TypeError for a tensor whose graph the result would leave without a word."""
-    for name, x in arrays.items():
-        if _torch_tensor(x) and x.requires_grad and sys.modules["torch"].is_grad_enabled():
-            raise TypeError(
-                f"{name} requires grad, and fa2_cpu.{function} is not differentiable; use fa2_cpu.torch.{function}, "
-                f"or pass {name}.detach()"
-            )
-
-
 def transpose_2d(x: Array) -> Array:
     """y[..., c, r] = x[..., r, c], dense. x [..., rows, cols], at least two dimensions, any dtype but bool."""
+    check_plain_tensor("x", x, "transpose_2d", "x.mT.contiguous()")
     dtype, shape = describe("x", x)
     if len(shape) < 2:
         raise ValueError(f"x has shape {shape}; it must be [..., rows, cols]")
@@ -50,8 +40,14 @@ def transpose_2d(x: Array) -> Array:
 
 
 def softmax(x: Array) -> Array:
-    """Softmax of each row. x [..., dim]; y has its shape and dtype."""
-    _refuse_gradients("softmax", x=x)
+    """Softmax of each row. x [..., dim]; y has its shape and dtype.
+
+    Example:
+      >>> import numpy as np, fa2_cpu as fa2
+      >>> fa2.softmax(np.zeros((1, 4), np.float32)).tolist()
+      [[0.25, 0.25, 0.25, 0.25]]
+    """
+    check_plain_tensor("x", x, "softmax", "fa2_cpu.torch.softmax")
     dtype, shape = describe("x", x)
     results = Results(x)
     y = results.empty(shape, dtype)
@@ -62,6 +58,7 @@ def softmax(x: Array) -> Array:
 def softmax_backward(dy: Array, y: Array) -> Array:
     """dx = y · (dy − Σ y · dy) by rows. dy and y [..., dim], y = softmax(x); dx has y's shape and dtype."""
     dtype, shape = describe("y", y)
+    check_one_dtype(dy=dy, y=y)
     results = Results(y)
     dx = results.empty(shape, dtype)
     _core.softmax_backward(
@@ -74,8 +71,14 @@ def rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Array:
     """y = x · r · weight by rows with r = 1 / √(mean(x²) + eps).
 
     x [..., dim]; weight [dim], dtype of x or f32; y has x's shape and dtype.
+
+    Example:
+      >>> import numpy as np, fa2_cpu as fa2
+      >>> fa2.rms_norm(np.full((1, 4), 3, np.float32), np.ones(4, np.float32), eps=0.0).tolist()
+      [[1.0, 1.0, 1.0, 1.0]]
     """
-    _refuse_gradients("rms_norm", x=x, weight=weight)
+    check_plain_tensor("x", x, "rms_norm", "fa2_cpu.torch.rms_norm")
+    check_plain_tensor("weight", weight, "rms_norm", "fa2_cpu.torch.rms_norm")
     dtype, shape = describe("x", x)
     results = Results(x)
     y = results.empty(shape, dtype)
@@ -89,6 +92,7 @@ def rms_norm_backward(dy: Array, x: Array, weight: Array, eps: float = 1e-5) -> 
     """Gradients of rms_norm: dx [..., dim] in x's dtype, dweight [dim] in weight's dtype."""
     dtype, shape = describe("x", x)
     weight_dtype, weight_shape = describe("weight", weight)
+    check_one_dtype(dy=dy, x=x)
     results = Results(x)
     dx = results.empty(shape, dtype)
     dweight = results.empty(weight_shape, weight_dtype)
@@ -127,8 +131,14 @@ def cross_entropy(logits: Array, targets: Array, ignore_index: int = -100) -> tu
     loss, f32 of no dimension, and dlogits with the shape and dtype of logits (0 where ignored). A
     target out of range is a ValueError that names its position and value. Where no position counts,
     both are 0.
+
+    Example:
+      >>> import numpy as np, fa2_cpu as fa2
+      >>> loss, dlogits = fa2.cross_entropy(np.zeros((2, 4), np.float32), np.array([1, -100]))
+      >>> round(float(loss), 4), dlogits[0].tolist()
+      (1.3863, [0.25, -0.75, 0.25, 0.25])
     """
-    _refuse_gradients("cross_entropy", logits=logits)
+    check_plain_tensor("logits", logits, "cross_entropy", "fa2_cpu.torch.cross_entropy")
     dtype, shape = describe("logits", logits)
     results = Results(logits)
     loss = results.empty((1,), "float32")
@@ -149,6 +159,7 @@ def causal_attention_backward(
     batch; k and v [seq, num_kv_heads · head_dim]; f32, bf16, f16 or f64. Returns dq, dk, dv in the
     inputs' shapes and dtype.
     """
+    check_one_dtype(q=q, k=k, v=v, dout=dout)
     results = Results(q)
     grads = []
     for name, x in (("q", q), ("k", k), ("v", v)):

@@ -85,9 +85,17 @@ def _attention_forward(
     s_aux: Optional[Tensor] = None,
     position_bias: Optional[Tensor] = None,
     cache: Any = None,
+    cu_seq_lens_q: Optional[Tensor] = None,
+    cu_seq_lens_k: Optional[Tensor] = None,
+    max_length_q: Optional[int] = None,
+    max_length_k: Optional[int] = None,
     **keywords: Any,
 ) -> tuple[Tensor, None]:
-    """query [B, Hq, Nq, D], key and value [B, Hkv, Nk, D]; returns ([B, Nq, Hq, D], None)."""
+    """query [B, Hq, Nq, D], key and value [B, Hkv, Nk, D]; returns ([B, Nq, Hq, D], None).
+
+    cu_seq_lens_q and cu_seq_lens_k (int [documents + 1], of DataCollatorWithFlattening and the like)
+    are prefix sums of the lengths of documents packed into one row: each attends to itself alone.
+    """
     if cache is not None and hasattr(cache, "update"):
         key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=keywords)
     query, key, value = (autocast(x) for x in (query, key, value))
@@ -107,17 +115,41 @@ def _attention_forward(
             # The first pass over a static cache: the rows behind the queries are not filled yet.
             key, value = key[:, :, :queries], value[:, :, :queries]
             position_bias = None if position_bias is None else position_bias[..., :queries]
-    out, _ = attention(
-        query, key, value,
+    options = dict(
         scale=scaling,
         causal=causal,
         window=window,
-        bias=_with_position_bias(attention_mask, position_bias),
         softcap=softcap or 0.0,
         sinks=None if s_aux is None else s_aux.float(),
         dropout_p=dropout,
-    )  # fmt: skip
+    )
+    if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
+        return _packed(query, key, value, attention_mask, position_bias, cu_seq_lens_q, cu_seq_lens_k,
+                       max_length_q, max_length_k, options), None  # fmt: skip
+    bias = _with_position_bias(attention_mask, position_bias)
+    out, _ = attention(query, key, value, bias=bias, **options)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _packed(query, key, value, attention_mask, position_bias, cu_seqlens_q, cu_seqlens_k, max_q, max_k, options):
+    """Documents in one row: [1, H, N, D] as [N, H, D]; returns [1, N, Hq, D]."""
+    if query.shape[0] != 1:
+        raise ValueError(f"cu_seq_lens_q is given with a batch of {query.shape[0]}; packed documents are one row")
+    if position_bias is not None:
+        raise ValueError("position_bias is given with cu_seq_lens_q; packed documents take no bias")
+    if attention_mask is not None and attention_mask.shape[-2] == 1 and not bool(attention_mask.all()):
+        raise ValueError("attention_mask masks positions of packed documents; leave padding out of cu_seq_lens_q")
+    if key.shape[2] != int(cu_seqlens_k[-1]) or query.shape[2] != int(cu_seqlens_q[-1]):
+        raise ValueError(
+            f"query and key have {query.shape[2]} and {key.shape[2]} positions, cu_seq_lens_q and cu_seq_lens_k end "
+            f"at {int(cu_seqlens_q[-1])} and {int(cu_seqlens_k[-1])}; packed documents must fill the row"
+        )
+    rows = (x[0].transpose(0, 1) for x in (query, key, value))
+    out, _ = attention(
+        *rows, layout="thd", cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=int(max_q or 0), max_seqlen_k=int(max_k or 0), **options,
+    )  # fmt: skip
+    return out.unsqueeze(0)
 
 
 def register(name: str = "fa2") -> None:

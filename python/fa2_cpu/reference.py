@@ -8,76 +8,35 @@ O(Nq · Nk) memory a head. precision and num_threads have no effect.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fa2_cpu._arrays import Array
 from fa2_cpu._attention import Gradients, backward, forward
+from fa2_cpu._options import BACKWARD_DEFAULTS, DEFAULTS, AttentionOptions, BackwardOptions, with_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["attention_backward", "attention_forward"]
 
 
-def attention_forward(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    layout: str = "bhsd",
-    scale: float | None = None,
-    causal: str | None = None,
-    window: tuple[int, int] = (-1, -1),
-    bias: Array | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Array | None = None,
-    sinks: Array | None = None,
-    dropout_p: float = 0.0,
-    philox_seed: int = 0,
-    philox_offset: int = 0,
-    cu_seqlens_q: Array | None = None,
-    cu_seqlens_k: Array | None = None,
-    precision: str = "fast",
-    num_threads: int | None = None,
-) -> tuple[Array, Array]:
-    """fa2_cpu.attention_forward in float64: (out, lse), both float64."""
-    return forward(
-        q, k, v, reference=True, layout=layout, scale=scale, causal=causal, window=window, bias=bias,
-        softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, dropout_p=dropout_p,
-        philox_seed=philox_seed, philox_offset=philox_offset, cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k, precision=precision, num_threads=num_threads,
-    )  # fmt: skip
+@with_options(AttentionOptions, DEFAULTS)
+def attention_forward(q: Array, k: Array, v: Array, **options: Unpack[AttentionOptions]) -> tuple[Any, Any]:
+    """fa2_cpu.attention_forward in float64: (out, lse), both float64.
+
+    Example:
+      >>> import numpy as np, fa2_cpu as fa2
+      >>> q = np.ones((1, 1, 3, 4), np.float32)
+      >>> out, lse = fa2.reference.attention_forward(q, q, q)
+      >>> out.dtype, lse.round(6).tolist()
+      (dtype('float64'), [[[3.098612, 3.098612, 3.098612]]])
+    """
+    return forward(q, k, v, dict(options), reference=True)
 
 
+@with_options(BackwardOptions, BACKWARD_DEFAULTS)
 def attention_backward(
-    dout: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    out: Array,
-    lse: Array,
-    *,
-    layout: str = "bhsd",
-    scale: float | None = None,
-    causal: str | None = None,
-    window: tuple[int, int] = (-1, -1),
-    bias: Array | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Array | None = None,
-    sinks: Array | None = None,
-    dropout_p: float = 0.0,
-    philox_seed: int = 0,
-    philox_offset: int = 0,
-    cu_seqlens_q: Array | None = None,
-    cu_seqlens_k: Array | None = None,
-    precision: str = "fast",
-    num_threads: int | None = None,
-    dlse: Array | None = None,
-    grad_dtype: Any = None,
-    want_dbias: bool = False,
+    dout: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, **options: Unpack[BackwardOptions]
 ) -> Gradients:
     """fa2_cpu.attention_backward in float64: gradients in float64, or in grad_dtype."""
-    return backward(
-        dout, q, k, v, out, lse, dlse=dlse, grad_dtype=grad_dtype, want_dbias=want_dbias,
-        reference=True, layout=layout, scale=scale, causal=causal, window=window, bias=bias,
-        softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, dropout_p=dropout_p,
-        philox_seed=philox_seed, philox_offset=philox_offset, cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k, precision=precision, num_threads=num_threads,
-    )  # fmt: skip
+    return backward(dout, q, k, v, out, lse, dict(options), reference=True)

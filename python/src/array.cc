@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/src/array.h"
 
+#include <algorithm>
+#include <exception>
 #include <sstream>
 
 namespace fa2::python {
@@ -11,7 +13,7 @@ namespace {
 alignas(64) unsigned char g_no_elements[64];
 
 std::string TypeName(nb::handle object) {
-  return nb::cast<std::string>(nb::str(object.type().attr("__name__")));
+  return nb::str(object.type().attr("__name__")).c_str();
 }
 
 bool ParseDType(nb::dlpack::dtype given, DType* dtype) {
@@ -45,9 +47,23 @@ int DeviceType(nb::handle object) {
   try {
     const nb::object device = object.attr("__dlpack_device__")();
     return nb::cast<int>(nb::int_(device[0]));
-  } catch (const nb::python_error&) {
+  } catch (const std::exception&) {
+    PyErr_Clear();
     return nb::device::cpu::value;
   }
+}
+
+int64_t IntegerAt(PyObject* tuple, Py_ssize_t index) {
+  const int64_t value = PyLong_AsLongLong(PyTuple_GetItem(tuple, index));
+  if (value == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
+  return value;
+}
+
+[[noreturn]] void NoArray(const char* name, nb::handle object) {
+  throw nb::type_error((std::string(name) + " is of type " + TypeName(object) +
+                        "; it must be a dense array on the CPU that offers "
+                        "__dlpack__")
+                           .c_str());
 }
 
 [[noreturn]] void WrongDevice(const char* name, int device_type) {
@@ -71,30 +87,13 @@ Layout ParseLayout(const std::string& layout) {
 
 InputArray::InputArray(const char* name, nb::handle object) : name_(name) {
   if (object.is_none()) return;
-  if (!nb::try_cast(object, array_)) {
-    const int device_type = DeviceType(object);
-    if (device_type != nb::device::cpu::value) WrongDevice(name, device_type);
-    throw nb::type_error(
-        (std::string(name) + " is of type " + TypeName(object) +
-         "; it must be an array on the CPU that offers __dlpack__")
-            .c_str());
+  const void* data = nullptr;
+  if (PyTuple_Check(object.ptr())) {
+    data = TakeDescriptor(object.ptr());
+  } else {
+    data = TakeArray(object);
   }
-  if (array_.device_type() != nb::device::cpu::value) {
-    WrongDevice(name, array_.device_type());
-  }
-  if (!ParseDType(array_.dtype(), &view_.dtype)) {
-    std::ostringstream sentence;
-    sentence << name << " has elements of DLPack type code "
-             << int{array_.dtype().code} << " with " << int{array_.dtype().bits}
-             << " bits; they must be f32, bf16, f16, f64, bool, i32 or i64";
-    throw nb::type_error(sentence.str().c_str());
-  }
-  bool empty = false;
-  for (size_t i = 0; i < array_.ndim(); ++i) {
-    shape_.push_back(static_cast<int64_t>(array_.shape(i)));
-    strides_.push_back(array_.stride(i));
-    empty = empty || shape_.back() == 0;
-  }
+  const bool empty = std::find(shape_.begin(), shape_.end(), 0) != shape_.end();
   // Where no stride is ever taken, libraries say different things; dense ones
   // pass every check for contiguous rows.
   int64_t dense = 1;
@@ -102,7 +101,51 @@ InputArray::InputArray(const char* name, nb::handle object) : name_(name) {
     if (empty || shape_[i] == 1) strides_[i] = dense;
     dense *= shape_[i];
   }
-  view_.data = empty ? g_no_elements : array_.data();
+  view_.data = empty ? g_no_elements : data;
+}
+
+// (address, DType, shape, strides in elements, …): a tensor of PyTorch in a
+// third of the time that DLPack takes. Whoever calls keeps it alive.
+const void* InputArray::TakeDescriptor(PyObject* descriptor) {
+  view_.dtype = static_cast<DType>(IntegerAt(descriptor, 1));
+  PyObject* const shape = PyTuple_GetItem(descriptor, 2);
+  PyObject* const strides = PyTuple_GetItem(descriptor, 3);
+  const Py_ssize_t rank = PyTuple_Size(shape);
+  for (Py_ssize_t i = 0; i < rank; ++i) {
+    shape_.push_back(IntegerAt(shape, i));
+    strides_.push_back(IntegerAt(strides, i));
+  }
+  return PyLong_AsVoidPtr(PyTuple_GetItem(descriptor, 0));
+}
+
+const void* InputArray::TakeArray(nb::handle object) {
+  bool taken = false;
+  try {
+    taken = nb::try_cast(object, array_);
+  } catch (const std::exception&) {
+    // What a library throws where it cannot export says less than NoArray.
+    PyErr_Clear();
+  }
+  if (!taken) {
+    const int device_type = DeviceType(object);
+    if (device_type != nb::device::cpu::value) WrongDevice(name_, device_type);
+    NoArray(name_, object);
+  }
+  if (array_.device_type() != nb::device::cpu::value) {
+    WrongDevice(name_, array_.device_type());
+  }
+  if (!ParseDType(array_.dtype(), &view_.dtype)) {
+    std::ostringstream sentence;
+    sentence << name_ << " has elements of DLPack type code "
+             << int{array_.dtype().code} << " with " << int{array_.dtype().bits}
+             << " bits; they must be f32, bf16, f16, f64, bool, i32 or i64";
+    throw nb::type_error(sentence.str().c_str());
+  }
+  for (size_t i = 0; i < array_.ndim(); ++i) {
+    shape_.push_back(static_cast<int64_t>(array_.shape(i)));
+    strides_.push_back(array_.stride(i));
+  }
+  return array_.data();
 }
 
 void InputArray::WrongRank(const char* wanted) const {

@@ -26,8 +26,10 @@ Layout ParseLayout(const std::string& layout);
 
 // A borrowed array: keeps the owner alive, holds pointer, dtype, sizes and
 // strides (in elements). None is an array that is not given. uint16 is read as
-// bf16. Throws TypeError for what is no array, is not on the CPU or holds
-// another element type, with a sentence that starts with `name`.
+// bf16. A tuple (address, DType, shape, strides in elements, …) is an array of
+// the package's own making. Throws TypeError for what is no array, is not on
+// the CPU or holds another element type, with a sentence that starts with
+// `name`.
 class InputArray {
  public:
   InputArray(const char* name, nb::handle object);
@@ -48,6 +50,8 @@ class InputArray {
   ConstTensorView Vector() const;
 
  private:
+  const void* TakeDescriptor(PyObject* descriptor);
+  const void* TakeArray(nb::handle object);
   [[noreturn]] void WrongRank(const char* wanted) const;
   ConstTensorView View(const std::vector<int>& dims) const;
 

@@ -64,6 +64,14 @@ NB_MODULE(_core, module) {
   module.def("measure_peak", &fa2::python::MeasurePeak,
              "num_threads"_a = nanobind::none());
   module.def("describe", &fa2::python::Describe, "array"_a, "name"_a);
+  // Numbers of the element types in descriptors of arrays (array.h).
+  nanobind::dict dtypes;
+  for (const fa2::DType dtype :
+       {fa2::DType::kF32, fa2::DType::kBF16, fa2::DType::kF16, fa2::DType::kF64,
+        fa2::DType::kBool, fa2::DType::kI32, fa2::DType::kI64}) {
+    dtypes[NameOf(dtype)] = static_cast<int>(dtype);
+  }
+  module.attr("dtype_numbers") = dtypes;
   fa2::python::BindAttention(module);
   fa2::python::BindTrainingOps(module);
 }

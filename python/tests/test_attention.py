@@ -103,13 +103,13 @@ def test_varlen(rng, index):
     q = rng.standard_normal((sum(lengths_q), 4, 16)).astype(np.float32)
     k = rng.standard_normal((sum(lengths_k), 2, 16)).astype(np.float32)
     v = rng.standard_normal((sum(lengths_k), 2, 16)).astype(np.float32)
-    options = dict(layout="thd", causal="bottom_right")
-    _check(rng, q, k, v, "float32", cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **options)
-    out, lse = fa2.attention_forward(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **options)
+    options = dict(layout="thd", causal="bottom_right", cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+    _check(rng, q, k, v, "float32", **options)
+    out, lse = fa2.attention_forward(q, k, v, **options)
     for a, b, c, d in zip(cu_q, cu_q[1:], cu_k, cu_k[1:]):
-        one, one_lse = fa2.attention_forward(q[a:b], k[c:d], v[c:d], **options)
-        np.testing.assert_allclose(out[a:b], one, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(lse[:, a:b], one_lse, rtol=1e-5, atol=1e-6)
+        one, one_lse = fa2.attention_forward(q[None, a:b], k[None, c:d], v[None, c:d], layout="bshd", causal="bottom_right")
+        np.testing.assert_allclose(out[a:b], one[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(lse[:, a:b], one_lse[0], rtol=1e-5, atol=1e-6)
 
 
 def test_exact_gradients_in_float32(rng):

@@ -144,3 +144,17 @@ def test_masks_are_not_formed():
     _, mask = _batch(0, "left")
     assert fa2_cpu.hf._mask(attention_mask=mask.bool(), **keywords).shape == (2, 1, 1, 33)
     assert fa2_cpu.hf._mask(attention_mask=torch.ones(2, 33, dtype=torch.bool), **keywords) is None
+
+
+def test_packed_documents_of_a_collator():
+    """cu_seq_lens_q/k of DataCollatorWithFlattening: each document attends to itself alone."""
+    q, k, v = torch.randn(1, 4, 30, 16), torch.randn(1, 2, 30, 16), torch.randn(1, 2, 30, 16)
+    starts = torch.tensor([0, 7, 19, 30], dtype=torch.int32)
+    module = torch.nn.Module()
+    keywords = dict(cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=12, max_length_k=12)
+    out, _ = fa2_cpu.hf._attention_forward(module, q, k, v, None, is_causal=True, **keywords)
+    for a, b in zip(starts, starts[1:]):
+        one, _ = fa2_cpu.hf._attention_forward(module, *(x[:, :, a:b] for x in (q, k, v)), None, is_causal=True)
+        torch.testing.assert_close(out[:, a:b], one)
+    with pytest.raises(ValueError, match="cu_seq_lens_k end"):
+        fa2_cpu.hf._attention_forward(module, q[:, :, 1:], k, v, None, is_causal=True, **keywords)

@@ -211,7 +211,7 @@ def test_varlen_attn_inference(replaced):
     )  # fmt: skip
     for i, (a, b) in enumerate(((0, 3), (3, 5))):
         k, v = (x[table[i].long()].flatten(0, 1)[: used[i]] for x in (pages_k, pages_v))
-        expected = fa2.attention_forward(q[a:b], k, v, layout="thd", causal="bottom_right")[0]
+        expected = fa2.attention_forward(*(x[None] for x in (q[a:b], k, v)), layout="bshd", causal="bottom_right")[0][0]
         torch.testing.assert_close(out[a:b], expected)
 
 

@@ -176,14 +176,14 @@ def test_autocast():
 
 def test_matmul_precision():
     """f32 is exact at "highest"; the other settings allow `high`."""
-    from fa2_cpu.torch._ops import _resolve_precision
+    from fa2_cpu.torch._compute import resolve_precision
 
     before = torch.get_float32_matmul_precision()
     try:
         for setting, precision, bound in (("highest", "exact", 3e-6), ("high", "high", 1.5e-5), ("medium", "high", 1.5e-5)):
             torch.set_float32_matmul_precision(setting)
-            assert _resolve_precision("torch", torch.float32) == precision
-            assert _resolve_precision("torch", torch.bfloat16) == "fast"
+            assert resolve_precision("torch", torch.float32) == precision
+            assert resolve_precision("torch", torch.bfloat16) == "fast"
             q, k, v = _tensors(n=65, m=65)
             out = scaled_dot_product_attention(q, k, v)
             assert relative_l2(out.detach(), fa2_cpu.reference.attention_forward(q, k, v)[0]) <= bound
@@ -208,7 +208,7 @@ def test_gqa_options(dtype):
 
 
 def test_other_devices_are_refused():
-    with pytest.raises(TypeError, match="q is on device meta"):
+    with pytest.raises(TypeError, match="query is on device meta"):
         scaled_dot_product_attention(*(x.detach().to("meta") for x in _tensors()))
 
 

@@ -12,7 +12,7 @@ registers the implementation "fa2" there. See docs/python.md.
 """
 
 import fa2_cpu.torch._aten as _aten
-from fa2_cpu.torch._aten import replace_sdpa
+from fa2_cpu.torch._aten import is_active, replace_sdpa
 from fa2_cpu.torch._causal_attention import causal_attention
 from fa2_cpu.torch._cross_entropy import cross_entropy
 from fa2_cpu.torch._embedding import embedding
@@ -31,6 +31,7 @@ __all__ = [
     "causal_attention",
     "cross_entropy",
     "embedding",
+    "is_active",
     "linear_cross_entropy",
     "replace_sdpa",
     "rms_norm",

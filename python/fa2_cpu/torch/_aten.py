@@ -9,27 +9,8 @@ from typing import Any, Callable, Optional
 import torch
 from torch import Tensor
 
-from fa2_cpu.torch import _aten_efficient, _aten_flash
-from fa2_cpu.torch._ops import _FLOATS
-from fa2_cpu.torch._sdpa import scaled_dot_product_attention
-
-_SDPA = torch.ops.aten.scaled_dot_product_attention.default
-
-
-def _taken(query: Tensor, key: Tensor, value: Tensor, attn_mask: Optional[Tensor]) -> bool:
-    """Whether fa2 computes this call; PyTorch keeps the rest, and explains what is wrong with it."""
-    tensors = [query, key, value] if attn_mask is None else [query, key, value, attn_mask]
-    return (
-        torch.backends.cuda.flash_sdp_enabled()  # False inside sdpa_kernel(SDPBackend.MATH)
-        and query.dtype in _FLOATS
-        and query.dtype == key.dtype == value.dtype
-        and min(query.dim(), key.dim(), value.dim()) >= 3
-        and all(x.layout == torch.strided and x.device.type == "cpu" and not x.is_nested for x in tensors)
-        and (attn_mask is None or attn_mask.dtype == torch.bool or attn_mask.dtype in _FLOATS)
-        and (attn_mask is None or attn_mask.dim() >= 1)
-        # Forward-mode derivatives exist for PyTorch's own formulas only.
-        and torch.autograd.forward_ad._current_level < 0
-    )
+from fa2_cpu.torch import _aten_efficient, _aten_flash, _sdpa
+from fa2_cpu.torch._tensors import transformed
 
 
 def _sdpa_kernel(
@@ -43,13 +24,15 @@ def _sdpa_kernel(
     scale: Optional[float] = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    if not _taken(query, key, value, attn_mask) or (is_causal and attn_mask is not None):
-        return _SDPA.decompose(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-    return scaled_dot_product_attention(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    """fa2, or PyTorch where it is asked for, where only it has a rule, and to explain what is wrong."""
+    pytorch = (
+        not torch.backends.cuda.flash_sdp_enabled()  # False inside sdpa_kernel(SDPBackend.MATH)
+        or _sdpa.refusal(query, key, value, attn_mask, is_causal) is not None
+        or min(query.dim(), key.dim(), value.dim()) < 3
+        or transformed()
     )
+    compute = _sdpa.pytorch if pytorch else _sdpa.compute
+    return compute(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
 class _Override:
@@ -72,6 +55,10 @@ class _Override:
             if self._users == 0:
                 while self._undo:
                     self._undo.pop()()
+
+    @property
+    def active(self) -> bool:
+        return self._users > 0
 
     def _install(self) -> None:
         library = torch.library.Library("aten", "IMPL")
@@ -112,6 +99,11 @@ class Replacement:
             self._installed = False
             _override.release()
 
+    def __repr__(self) -> str:
+        if self._installed:
+            return "<fa2 computes PyTorch's attention on CPU tensors; remove() ends it>"
+        return "<removed; " + ("another replacement is active>" if is_active() else "PyTorch computes its attention>")
+
     def __enter__(self) -> Replacement:
         return self
 
@@ -129,8 +121,21 @@ def replace_sdpa() -> Replacement:
     kernels. Called plainly it stays; `with replace_sdpa():` ends with the block; remove() on the
     result ends it too. Functions compiled by torch.compile keep what was in place when they were
     compiled.
+
+    Example:
+      >>> import torch, fa2_cpu.torch
+      >>> with fa2_cpu.torch.replace_sdpa():
+      ...     fa2_cpu.torch.is_active()
+      True
+      >>> fa2_cpu.torch.is_active()
+      False
     """
     return Replacement()
+
+
+def is_active() -> bool:
+    """Whether PyTorch's attention operators are sent to fa2 for CPU tensors, by replace_sdpa() or an activation."""
+    return _override.active
 
 
 def register_implementation() -> None:

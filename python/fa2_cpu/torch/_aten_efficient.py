@@ -12,7 +12,9 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from fa2_cpu.torch._ops import attention, attention_backward_op, draw_philox
+from fa2_cpu.torch._compute import AttentionOptions
+from fa2_cpu.torch._operators import attention_backward_op
+from fa2_cpu.torch._ops import attention, draw_philox
 
 _CAUSAL = {0: None, 1: "top_left", 2: "bottom_right"}
 # Rows of lse are padded to a multiple of this, as the CUDA operator pads them.
@@ -146,8 +148,10 @@ def efficient_attention_backward(
     want_bias = bias is not None and bias_requires_grad
     dq, dk, dv, dbias, *_ = attention_backward_op(
         *tensors, lse, None, bias, None, None, cu_seqlens_q, cu_seqlens_k, philox,
-        "thd" if packed else "bshd", scale, causal or "", *window, 0.0, dropout_p,
-        max_seqlen_q if packed else 0, max_seqlen_k if packed else 0, "torch",
+        *AttentionOptions(
+            "thd" if packed else "bshd", scale, causal or "", *window, dropout_p=dropout_p,
+            max_seqlen_q=max_seqlen_q if packed else 0, max_seqlen_k=max_seqlen_k if packed else 0,
+        ),
         [True, True, True, want_bias, False, False],
     )  # fmt: skip
     grads = [x.unsqueeze(0) for x in (dq, dk, dv)] if packed else [dq, dk, dv]

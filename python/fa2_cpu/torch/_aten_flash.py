@@ -11,7 +11,9 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from fa2_cpu.torch._ops import attention, attention_backward_op, draw_philox
+from fa2_cpu.torch._compute import AttentionOptions
+from fa2_cpu.torch._operators import attention_backward_op
+from fa2_cpu.torch._ops import attention, draw_philox
 
 
 def _window(left: Optional[int], right: Optional[int]) -> tuple[int, int]:
@@ -125,8 +127,10 @@ def flash_attention_backward(
     grads = attention_backward_op(
         grad_out, query, key, value, out, logsumexp, None, None, unused if has_slopes else None, None,
         cum_seq_q, cum_seq_k, rng_state.view(torch.int64) if dropout_p > 0.0 else None,
-        "thd" if varlen else "bshd", scale, "bottom_right" if is_causal else "", left, right, 0.0,
-        dropout_p, max_q if varlen else 0, max_k if varlen else 0, "torch",
+        *AttentionOptions(
+            "thd" if varlen else "bshd", scale, "bottom_right" if is_causal else "", left, right,
+            dropout_p=dropout_p, max_seqlen_q=max_q if varlen else 0, max_seqlen_k=max_k if varlen else 0,
+        ),
         [True, True, True, False, False, False],
     )  # fmt: skip
     return grads[:3]

@@ -9,7 +9,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from fa2_cpu.torch._ops import _FLOATS, _num_threads, _plain
+from fa2_cpu.torch._compute import num_threads
+from fa2_cpu.torch._tensors import FLOATS, check_tensor, plain
 
 _LIBRARY = torch.library.Library("fa2", "FRAGMENT")
 
@@ -41,12 +42,12 @@ def _no_derivative(name: str) -> Callable[..., Any]:
 
 def threads() -> dict[str, Any]:
     """Keyword arguments of every core call: whose threads it runs on."""
-    return {"num_threads": _num_threads()}
+    return {"num_threads": num_threads()}
 
 
 def rows(x: Tensor) -> Tensor:
     """x as the core reads rows: at most four dimensions, the last one contiguous."""
-    x = _plain(x)
+    x = plain(x)
     if x.dim() == 0:
         return x.unsqueeze(0)
     if x.dim() > 4:
@@ -55,11 +56,8 @@ def rows(x: Tensor) -> Tensor:
 
 
 def check_float(name: str, x: Tensor) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} is of type {type(x).__name__}; it must be a tensor")
-    if x.device.type != "cpu":
-        raise TypeError(f"{name} is on device {x.device}; it must be on the CPU, where fa2 computes")
-    if x.dtype not in _FLOATS:
+    check_tensor(name, x)
+    if x.dtype not in FLOATS:
         raise TypeError(f"{name} is {x.dtype}; it must be float32, bfloat16, float16 or float64")
 
 

@@ -1,245 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fa2::attention and fa2::attention_backward: operators of torch.library with autograd and fake kernels."""
+"""fa2_cpu.torch.attention: every option of the library, differentiable."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 import torch
 from torch import Tensor
 
-from fa2_cpu import _core
+from fa2_cpu._options import fitting, number, window_pair
+from fa2_cpu.torch import _operators
+from fa2_cpu.torch._compute import AttentionOptions
+from fa2_cpu.torch._tensors import FLOATS, check_tensor, differentiated_by_transform, transformed
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+if TYPE_CHECKING:
+    from fa2_cpu._options import Causal, Layout, TorchPrecision
 
-
-def _plain(x: Optional[Tensor]) -> Optional[Tensor]:
-    """The tensor without its autograd history, which DLPack refuses to export."""
-    return x.detach() if x is not None and x.requires_grad else x
-
-
-def _num_threads() -> Optional[int]:
-    """PyTorch's number of threads, unless FA2_NUM_THREADS decides."""
-    return None if os.environ.get("FA2_NUM_THREADS") else torch.get_num_threads()
+_NAMES = ("q", "k", "v", "bias", "alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k", "philox")
 
 
-def _resolve_precision(precision: str, dtype: torch.dtype) -> str:
-    """ "torch" follows torch.get_float32_matmul_precision() for f32, as PyTorch's own products do."""
-    if precision != "torch":
-        return precision
-    if dtype == torch.float32:
-        return "exact" if torch.get_float32_matmul_precision() == "highest" else "high"
-    return "fast"
-
-
-def _check_cpu(**tensors: Optional[Tensor]) -> None:
-    for name, x in tensors.items():
-        if x is not None and x.device.type != "cpu":
-            raise TypeError(f"{name} is on device {x.device}; it must be on the CPU, where fa2 computes")
-
-
-def _options(
-    q, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, layout, scale, causal,
-    window_left, window_right, softcap, dropout_p, max_seqlen_q, max_seqlen_k, precision,
-) -> dict:  # fmt: skip
-    seed, offset = (0, 0) if philox is None else philox.tolist()
-    return {
-        "layout": layout,
-        "scale": scale,
-        "causal": causal or None,
-        "window": (window_left, window_right),
-        "bias": _plain(bias),
-        "softcap": softcap,
-        "alibi_slopes": _plain(alibi_slopes),
-        "sinks": _plain(sinks),
-        "dropout_p": dropout_p,
-        "philox_seed": seed & 0xFFFFFFFFFFFFFFFF,
-        "philox_offset": offset & 0xFFFFFFFFFFFFFFFF,
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "max_seqlen_q": max_seqlen_q,
-        "max_seqlen_k": max_seqlen_k,
-        "precision": _resolve_precision(precision, q.dtype),
-        "num_threads": _num_threads(),
-    }
-
-
-def _empty_in_order(x: Tensor, shape: Sequence[int], layout: str, dtype: Optional[torch.dtype] = None) -> Tensor:
-    """A dense tensor whose dimensions lie in memory as x's do, so that a [B, H, N, D] view of
-    [B, N, H, D] data leads to another one, and merging the heads afterwards copies nothing."""
-    if layout == "bhsd" and x.stride(1) < x.stride(2):
-        b, h, n, d = shape
-        return x.new_empty((b, n, h, d), dtype=dtype).transpose(1, 2)
-    return x.new_empty(shape, dtype=dtype)
-
-
-def _allocate_forward(q: Tensor, v: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    rank = 3 if layout == "thd" else 4
-    for name, x in (("q", q), ("v", v)):
-        if x.dim() != rank:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}; layout {layout} needs {rank} dimensions")
-    if q.dtype not in _FLOATS:
+def _check(tensors: tuple[Optional[Tensor], ...], layout: str, causal: Optional[str]) -> None:
+    for name, x in zip(_NAMES, tensors):
+        if x is not None or name in ("q", "k", "v"):
+            check_tensor(name, x)
+    q, k, v, bias, *_, cu_seqlens_q, cu_seqlens_k, philox = tensors
+    if q.dtype not in FLOATS:
         raise TypeError(f"q is {q.dtype}; it must be float32, bfloat16, float16 or float64")
-    if layout == "thd":
-        total, heads, _ = q.shape
-        lse_shape: tuple[int, ...] = (heads, total)
-    elif layout == "bshd":
-        lse_shape = (q.shape[0], q.shape[2], q.shape[1])
-    else:
-        lse_shape = tuple(q.shape[:3])
-    out = _empty_in_order(q, (*q.shape[:-1], v.shape[-1]), layout)
-    lse = q.new_empty(lse_shape, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
-    return out, lse
-
-
-def _allocate_backward(q, k, v, bias, alibi_slopes, sinks, layout, wanted) -> list[Tensor]:
-    """dq, dk, dv, dbias, dalibi_slopes, dsinks; without elements where not wanted."""
-    grads = [
-        _empty_in_order(x, x.shape, layout) if want else x.new_empty((0,)) for x, want in zip((q, k, v), wanted)
-    ]
-    for x, want in zip((bias, alibi_slopes, sinks), wanted[3:]):
-        grads.append(q.new_empty(x.shape, dtype=x.dtype) if want and x is not None else q.new_empty((0,)))
-    return grads
-
-
-def _bias_gradient_buffer(dbias: Tensor, q: Tensor) -> Tensor:
-    """Where the core writes dbias: f64 sums are stored as f64 or f32, others as f32, bf16 or f16."""
-    if q.dtype == torch.float64:
-        return dbias if dbias.dtype in (torch.float64, torch.float32) else dbias.new_empty(dbias.shape, dtype=q.dtype)
-    return dbias if dbias.dtype != torch.float64 else dbias.new_empty(dbias.shape, dtype=torch.float32)
-
-
-@torch.library.custom_op("fa2::attention", mutates_args=(), device_types="cpu")
-def attention_op(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Optional[Tensor],
-    alibi_slopes: Optional[Tensor],
-    sinks: Optional[Tensor],
-    cu_seqlens_q: Optional[Tensor],
-    cu_seqlens_k: Optional[Tensor],
-    philox: Optional[Tensor],
-    layout: str,
-    scale: Optional[float],
-    causal: str,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    dropout_p: float,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    precision: str,
-) -> tuple[Tensor, Tensor]:
-    """(out, lse) of fa2_cpu.attention_forward; philox is int64 [2]: seed and offset; causal "" is None."""
-    out, lse = _allocate_forward(q, v, layout)
-    options = _options(
-        q, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, layout, scale, causal,
-        window_left, window_right, softcap, dropout_p, max_seqlen_q, max_seqlen_k, precision,
-    )  # fmt: skip
-    _core.attention_forward(_plain(q), _plain(k), _plain(v), out, lse, **options)
-    return out, lse
-
-
-@attention_op.register_fake
-def _attention_fake(
-    q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, layout, scale, causal,
-    window_left, window_right, softcap, dropout_p, max_seqlen_q, max_seqlen_k, precision,
-):  # fmt: skip
-    return _allocate_forward(q, v, layout)
-
-
-@torch.library.custom_op("fa2::attention_backward", mutates_args=(), device_types="cpu")
-def attention_backward_op(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dlse: Optional[Tensor],
-    bias: Optional[Tensor],
-    alibi_slopes: Optional[Tensor],
-    sinks: Optional[Tensor],
-    cu_seqlens_q: Optional[Tensor],
-    cu_seqlens_k: Optional[Tensor],
-    philox: Optional[Tensor],
-    layout: str,
-    scale: Optional[float],
-    causal: str,
-    window_left: int,
-    window_right: int,
-    softcap: float,
-    dropout_p: float,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    precision: str,
-    wanted: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of fa2::attention: dq, dk, dv, dbias, dalibi_slopes, dsinks, empty where not wanted."""
-    grads = _allocate_backward(q, k, v, bias, alibi_slopes, sinks, layout, wanted)
-    given = (q, k, v, bias, alibi_slopes, sinks)
-    outputs = [g if want and x is not None else None for g, want, x in zip(grads, wanted, given)]
-    if outputs[3] is not None:
-        outputs[3] = _bias_gradient_buffer(outputs[3], q)
-    options = _options(
-        q, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, layout, scale, causal,
-        window_left, window_right, softcap, dropout_p, max_seqlen_q, max_seqlen_k, precision,
-    )  # fmt: skip
-    _core.attention_backward(
-        _plain(dout), _plain(q), _plain(k), _plain(v), _plain(out), _plain(lse), _plain(dlse), None,
-        *outputs, **options,
-    )  # fmt: skip
-    if outputs[3] is not None and outputs[3] is not grads[3]:
-        grads[3].copy_(outputs[3])
-    return tuple(grads)
-
-
-@attention_backward_op.register_fake
-def _attention_backward_fake(
-    dout, q, k, v, out, lse, dlse, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox,
-    layout, scale, causal, window_left, window_right, softcap, dropout_p, max_seqlen_q, max_seqlen_k,
-    precision, wanted,
-):  # fmt: skip
-    return tuple(_allocate_backward(q, k, v, bias, alibi_slopes, sinks, layout, wanted))
-
-
-def _setup_context(ctx, inputs, output):
-    (q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, *options) = inputs
-    out, lse = output
-    ctx.save_for_backward(q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, out, lse)
-    ctx.options = options
-    ctx.set_materialize_grads(False)  # lse is rarely used, and then costs no gradient of zeros
-
-
-def _backward(ctx, dout, dlse):
-    (q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, out, lse) = ctx.saved_tensors
-    not_differentiable = [None] * (3 + len(ctx.options))
-    if dout is None and dlse is None:
-        return (None,) * 6 + tuple(not_differentiable)
-    if dout is None:
-        dout = torch.zeros_like(out)
-    wanted = list(ctx.needs_input_grad[:6])
-    grads = attention_backward_op(
-        dout, q, k, v, out, lse, dlse, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox,
-        *ctx.options, wanted,
-    )  # fmt: skip
-    return tuple(g if want else None for g, want in zip(grads, wanted)) + tuple(not_differentiable)
-
-
-attention_op.register_autograd(_backward, setup_context=_setup_context)
-
-
-def _refuse_double_backward(ctx, *grads):
-    raise NotImplementedError(
-        "fa2 has no second derivative of attention; use "
-        "torch.nn.attention.sdpa_kernel(SDPBackend.MATH) where create_graph=True is needed"
-    )
-
-
-attention_backward_op.register_autograd(_refuse_double_backward)
+    if q.dtype is not k.dtype or q.dtype is not v.dtype:
+        raise TypeError(f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}; they must have one dtype")
+    if bias is not None and bias.dtype is not torch.bool and bias.dtype not in FLOATS:
+        raise TypeError(f"bias is {bias.dtype}; it must be bool, float32, bfloat16, float16 or float64")
+    if philox is not None and (philox.dtype is not torch.int64 or philox.shape != (2,)):
+        raise ValueError(f"philox is {philox.dtype} of shape {tuple(philox.shape)}; it must be int64 [2]")
+    if layout not in ("bhsd", "bshd", "thd"):
+        raise ValueError(f'layout is {layout!r}; it must be "bhsd", "bshd" or "thd"')
+    if layout == "thd" and (cu_seqlens_q is None or cu_seqlens_k is None):
+        raise ValueError('layout is "thd" without cu_seqlens_q and cu_seqlens_k, which say where sequences start')
+    if causal not in (None, "top_left", "bottom_right"):
+        raise ValueError(f'causal is {causal!r}; it must be None, "top_left" or "bottom_right"')
 
 
 def attention(
@@ -247,9 +45,9 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
-    layout: str = "bhsd",
+    layout: Layout = "bhsd",
     scale: Optional[float] = None,
-    causal: Optional[str] = None,
+    causal: Optional[Causal] = None,
     window: tuple[int, int] = (-1, -1),
     bias: Optional[Tensor] = None,
     softcap: float = 0.0,
@@ -261,24 +59,76 @@ def attention(
     cu_seqlens_k: Optional[Tensor] = None,
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
-    precision: str = "torch",
+    precision: TorchPrecision = "torch",
 ) -> tuple[Tensor, Tensor]:
-    """fa2_cpu.attention_forward as a differentiable PyTorch function: (out, lse).
+    """fa2_cpu.attention_forward as a differentiable PyTorch function.
 
     The arguments are those of fa2_cpu.attention_forward, where q, k, v, bias, alibi_slopes and sinks may
-    require gradients and lse may be used in the loss. Differences: precision "torch" is "exact" for
-    f32 if torch.get_float32_matmul_precision() is "highest", else "high" (other dtypes: "fast");
-    philox is an int64 tensor [seed, offset], drawn from PyTorch's generator when dropout_p > 0 and
-    none is given; max_seqlen_q and max_seqlen_k are the extents by which varlen dropout counts its
-    random numbers (0: the longest sequence).
+    require gradients and lse may be used in the loss. Differences:
+
+    Args:
+      precision: "torch" is "exact" for f32 if torch.get_float32_matmul_precision() is "highest", else
+        "high"; for other dtypes "fast".
+      philox: int64 [2], seed and offset; drawn from PyTorch's generator when dropout_p > 0 and none is
+        given.
+      max_seqlen_q, max_seqlen_k: the extents by which varlen dropout counts its random numbers (0: the
+        longest sequence).
+
+    Returns:
+      out and lse, as fa2_cpu.attention_forward.
+
+    Raises:
+      TypeError: an argument that is no dense CPU tensor, or dtypes that differ.
+      ValueError: shapes or options that do not fit.
+      NotImplementedError: derivatives by torch.func or in forward mode, second derivatives.
+
+    Example:
+      >>> import torch, fa2_cpu.torch
+      >>> q, k, v = (torch.randn(1, 2, 5, 8, requires_grad=True) for _ in range(3))
+      >>> out, lse = fa2_cpu.torch.attention(q, k, v, causal="top_left")
+      >>> out.shape, lse.shape
+      (torch.Size([1, 2, 5, 8]), torch.Size([1, 2, 5]))
+      >>> out.sum().backward()
+      >>> q.grad.shape
+      torch.Size([1, 2, 5, 8])
     """
-    _check_cpu(q=q, k=k, v=v, bias=bias, alibi_slopes=alibi_slopes, sinks=sinks)
-    if dropout_p > 0.0 and philox is None:
+    if philox is None and number("dropout_p", dropout_p) > 0.0:
         philox = draw_philox()
-    return torch.ops.fa2.attention(
-        q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, layout, scale,
-        causal or "", window[0], window[1], softcap, dropout_p, max_seqlen_q, max_seqlen_k, precision,
-    )  # fmt: skip
+    tensors = (q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox)
+    _check(tensors, layout, causal)
+    if not torch.compiler.is_compiling() and transformed() and any(differentiated_by_transform(x) for x in tensors):
+        raise NotImplementedError(
+            "fa2_cpu.torch.attention has no rules for torch.func.grad and jvp and no forward-mode derivative; "
+            "use torch.autograd.grad, or fa2_cpu.torch.scaled_dot_product_attention, which leaves these to PyTorch"
+        )
+    if precision not in ("torch", "fast", "high", "exact"):
+        raise ValueError(f'precision is {precision!r}; it must be "torch", "fast", "high" or "exact"')
+    # Numbers that a compiled graph holds as symbols are numbers already.
+    if not torch.compiler.is_compiling():
+        window = window_pair(window)
+        scale = None if scale is None else number("scale", scale)
+        softcap, dropout_p = number("softcap", softcap), number("dropout_p", dropout_p)
+        max_seqlen_q = fitting("max_seqlen_q", max_seqlen_q, 64)
+        max_seqlen_k = fitting("max_seqlen_k", max_seqlen_k, 64)
+    left, right = window
+    return _operators.call(
+        tensors,
+        AttentionOptions(
+            layout, scale, causal or "", left, right, softcap, dropout_p, max_seqlen_q, max_seqlen_k, precision
+        ),
+    )
+
+
+def dense_attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], causal: str, scale: Optional[float], dropout_p: float
+) -> Tensor:
+    """out of [B, H, N, D] tensors that a caller has checked already."""
+    if not torch.compiler.is_compiling():
+        scale = None if scale is None else number("scale", scale)
+        dropout_p = number("dropout_p", dropout_p)
+    philox = draw_philox() if dropout_p > 0.0 else None
+    tensors = (q, k, v, bias, None, None, None, None, philox)
+    return _operators.call(tensors, AttentionOptions("bhsd", scale, causal, dropout_p=dropout_p))[0]
 
 
 def draw_philox() -> Tensor:

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from fa2_cpu import _core
 from fa2_cpu.torch._library import check_float, operator, rows, threads
-from fa2_cpu.torch._ops import _empty_in_order
+from fa2_cpu.torch._compute import empty_in_order
 
 
 def _allocate(x, cos, sin, interleaved, back):
-    return _empty_in_order(x, x.shape, "bhsd")
+    return empty_in_order(x, x.shape, "bhsd")
 
 
 def _kernel(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, back: bool) -> Tensor:

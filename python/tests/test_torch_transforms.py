@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.func and forward-mode AD: right, or refused; profilers; whether fa2 is in place."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fa2_cpu.torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
+from torch.func import grad, jvp, vmap  # noqa: E402
+
+
+def _plain(q, k, v):
+    return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v
+
+
+@pytest.fixture
+def qkv():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, 4, 19, 8, generator=generator) for _ in range(3)]
+
+
+@pytest.fixture(params=["one call", "replaced"])
+def sdpa(request):
+    if request.param == "one call":
+        yield fa2_cpu.torch.scaled_dot_product_attention
+    else:
+        with fa2_cpu.torch.replace_sdpa():
+            yield F.scaled_dot_product_attention
+
+
+def test_jvp(qkv, sdpa):
+    tangents = [x.flip(0) for x in qkv]
+    _, got = jvp(sdpa, tuple(qkv), tuple(tangents))
+    torch.testing.assert_close(got, jvp(_plain, tuple(qkv), tuple(tangents))[1])
+    with forward_ad.dual_level():
+        dual = [forward_ad.make_dual(*pair) for pair in zip(qkv, tangents)]
+        torch.testing.assert_close(forward_ad.unpack_dual(sdpa(*dual)).tangent, got)
+
+
+def test_transforms_of_attention_are_refused(qkv):
+    def out(q, k, v):
+        return fa2_cpu.torch.attention(q, k, v)[0]
+
+    with pytest.raises(NotImplementedError, match="forward-mode"):
+        jvp(out, tuple(qkv), tuple(qkv))
+    with pytest.raises(NotImplementedError, match="torch.autograd.grad"):
+        grad(lambda q: out(q, *qkv[1:]).sum())(qkv[0])
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
+        out(forward_ad.make_dual(qkv[0], qkv[0]), *qkv[1:])
+
+
+def test_grad_and_vmap_of_grad(qkv, sdpa):
+    q, k, v = qkv
+    for function in (lambda f: grad(lambda *x: f(*x).square().sum(), (0, 1, 2))(q, k, v),
+                     lambda f: vmap(grad(lambda *x: f(*x).square().sum(), (0, 1, 2)))(q, k, v)):  # fmt: skip
+        for got, expected in zip(function(sdpa), function(_plain)):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_profilers_show_the_operators_name(qkv, sdpa):
+    q, k, v = (x.requires_grad_() for x in qkv)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        sdpa(q, k, v).sum().backward()
+    names = {event.key: event for event in profile.key_averages()}
+    assert {"fa2::attention", "fa2::attention_backward"} <= names.keys()
+    assert not any(name.startswith("GeneratedBackwardFor") for name in names)
+
+
+def test_one_knows_whether_fa2_is_in_place():
+    assert not fa2_cpu.torch.is_active()
+    replacement = fa2_cpu.torch.replace_sdpa()
+    assert fa2_cpu.torch.is_active() and "fa2 computes" in repr(replacement)
+    with fa2_cpu.torch.replace_sdpa():
+        replacement.remove()
+        assert fa2_cpu.torch.is_active() and "another replacement" in repr(replacement)
+    assert not fa2_cpu.torch.is_active() and "PyTorch computes" in repr(replacement)
