@@ -23,6 +23,20 @@ struct Allocator {
   void* opaque = nullptr;
 };
 
+// Threads of the program's own, for a context to run on.
+struct ThreadPool {
+  // Calls worker(argument, i) for i from 0 to workers - 1, each on a thread of
+  // its own as far as there are threads, and returns when these calls have.
+  // Those for which there is no thread may come one after another, or never:
+  // then the others do their work. A worker may wait for another one that has
+  // begun, so threads must not keep each other from running. Called from any
+  // thread that calls fa2, several at once; does not throw, nor does worker.
+  void (*run)(void* opaque, int workers,
+              void (*worker)(void* argument, int index),
+              void* argument) = nullptr;
+  void* opaque = nullptr;
+};
+
 struct ContextOptions {
   // 0: FA2_NUM_THREADS, or all cores that this process may use.
   int num_threads = 0;
@@ -35,11 +49,18 @@ struct ContextOptions {
   // "f32", "bf16dot" or "amx" (where the CPU has it); empty: FA2_ENGINE, or the
   // fastest for each call.
   std::string engine;
+  // Whose threads calls run on: "tbb" (oneTBB's) or "openmp" (those of the
+  // OpenMP runtime that the process has loaded); empty: FA2_POOL, or "tbb".
+  std::string pool;
+  // Instead of `pool`.
+  ThreadPool thread_pool;
 };
 
 // What a context computes with, for logs.
 struct ContextInfo {
   int num_threads = 0;
+  // "tbb", "openmp" or "caller" (ThreadPool).
+  std::string pool;
   // The instruction set in use, e.g. "avx3".
   std::string target;
   // Engine for bf16 inputs in precision fast.
@@ -52,12 +73,17 @@ struct ContextInfo {
 
 // Thread-safe: calls from several threads may share one context; each takes a
 // workspace of its own from the context, which keeps it for the next call.
-// After fork() the child may go on using it.
+// After fork() the child may go on using it. Results do not depend on the
+// number of threads or the pool. Where fewer threads come than num_threads,
+// because the system refuses more, or because the call comes from within an
+// OpenMP parallel region, those that there are do the work.
 class FA2_EXPORT Context {
  public:
   // Fails with kUnsupported where options or environment name a target or
-  // engine that this build or CPU lacks (the sentence lists those it has), with
-  // kInvalidArgument for a negative number of threads or half an allocator.
+  // engine that this build or CPU lacks (the sentence lists those it has), or
+  // "openmp" where no OpenMP runtime is loaded; with kInvalidArgument for a
+  // negative number of threads, half an allocator, a pool that is none, or
+  // pool and thread_pool together.
   static Status Create(const ContextOptions& options,
                        std::unique_ptr<Context>* context);
 

@@ -145,6 +145,18 @@ typedef struct fa2_context_options {
   /* "f32", "bf16dot", "amx"; NULL or "": FA2_ENGINE, or the fastest for each
    * call. */
   const char* engine;
+  /* Whose threads calls run on: "tbb" (oneTBB's), "openmp" (those of the OpenMP
+   * runtime that the process has loaded); NULL or "": FA2_POOL, or "tbb". */
+  const char* pool;
+  /* Instead of `pool`, the caller's own: calls worker(argument, i) for i from 0
+   * to workers - 1, each on a thread of its own as far as there are threads,
+   * and returns when these calls have. Those for which there is no thread may
+   * come one after another, or never. A worker may wait for another one that
+   * has begun, so threads must not keep each other from running. */
+  void (*run_workers)(void* pool_opaque, int32_t workers,
+                      void (*worker)(void* argument, int32_t index),
+                      void* argument);
+  void* pool_opaque;
 } fa2_context_options;
 
 /* `options` may be NULL. */
@@ -173,6 +185,8 @@ typedef struct fa2_context_info {
   size_t peak_workspace_bytes;
   /* How often memory was asked for. */
   size_t allocation_count;
+  /* "tbb", "openmp" or "caller". */
+  char pool[16];
 } fa2_context_info;
 
 /* The caller sets info->struct_size; the rest is written. */

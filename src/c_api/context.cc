@@ -43,6 +43,8 @@ Status OptionsOf(const fa2_context_options& from, BufferArena* arena,
   if (arena != nullptr) to->allocator = arena->Allocator();
   if (from.max_target != nullptr) to->max_target = from.max_target;
   if (from.engine != nullptr) to->engine = from.engine;
+  if (from.pool != nullptr) to->pool = from.pool;
+  to->thread_pool = {from.run_workers, from.pool_opaque};
   return Status::Ok();
 }
 
@@ -108,6 +110,7 @@ Status GetInfo(fa2_context* given, fa2_context_info* info) {
   const ContextInfo from = context->Info();
   made.struct_size = size;
   made.num_threads = from.num_threads;
+  Copy(from.pool, made.pool);
   Copy(from.target, made.target);
   Copy(from.engine, made.engine);
   Copy(Join(from.targets), made.targets);

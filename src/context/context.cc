@@ -12,6 +12,7 @@
 #include "src/context/context_impl.h"
 #include "src/platform/cores.h"
 #include "src/simd/target.h"
+#include "src/threading/pools.h"
 
 namespace fa2 {
 namespace {
@@ -89,6 +90,36 @@ Status ResolveEngine(const std::string& option, int64_t targets,
   return Status::Ok();
 }
 
+Status MakePool(const ContextOptions& options, int num_threads,
+                std::unique_ptr<threading::Pool>* pool) {
+  if (options.thread_pool.run != nullptr) {
+    if (!options.pool.empty()) {
+      return Status::InvalidArgument("pool is '" + options.pool +
+                                     "' and thread_pool is given too; one of "
+                                     "them must be left out");
+    }
+    *pool = threading::MakeCallerPool(num_threads, options.thread_pool);
+    return Status::Ok();
+  }
+  const bool from_option = !options.pool.empty();
+  const std::string name = from_option ? options.pool : Environment("FA2_POOL");
+  if (name.empty() || name == "tbb") {
+    *pool = threading::MakeTbbPool(num_threads);
+    return Status::Ok();
+  }
+  const std::string given =
+      std::string(from_option ? "pool" : "FA2_POOL") + " is '" + name + "'";
+  if (name != "openmp") {
+    return Status::InvalidArgument(given + "; it must be 'tbb' or 'openmp'");
+  }
+  *pool = threading::MakeOpenMpPool(num_threads);
+  if (*pool != nullptr) return Status::Ok();
+  return Status::Unsupported(
+      given +
+      ", and the process has loaded no OpenMP runtime (libgomp, libiomp5, "
+      "libomp); it must have, or the pool be 'tbb'");
+}
+
 }  // namespace
 
 Context::Context(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -114,9 +145,11 @@ Status Context::Create(const ContextOptions& options,
     Status status = ResolveThreads(options.num_threads, &num_threads);
     if (status.ok()) status = ResolveTargets(options.max_target, &targets);
     if (status.ok()) status = ResolveEngine(options.engine, targets, &cap);
+    std::unique_ptr<threading::Pool> pool;
+    if (status.ok()) status = MakePool(options, num_threads, &pool);
     if (!status.ok()) return status;
     context->reset(new Context(
-        std::make_unique<Impl>(options, num_threads, targets, cap)));
+        std::make_unique<Impl>(options, std::move(pool), targets, cap)));
     return status;
   });
 }
@@ -143,6 +176,7 @@ ContextInfo Context::Info() const {
   ContextInfo info;
   const int64_t targets = impl_->targets();
   info.num_threads = impl_->pool().num_threads();
+  info.pool = impl_->pool().name();
   info.target = simd::BestTargetName(targets);
   info.engine = simd::ChooseEngine(targets, impl_->engine_cap(), DType::kBF16,
                                    Precision::kFast, simd::kManyKeys)

@@ -5,26 +5,28 @@
 #define FA2_SRC_CONTEXT_CONTEXT_IMPL_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "fa2/context.h"
 #include "src/checks/guard.h"
 #include "src/simd/engines.h"
-#include "src/threading/parallel.h"
+#include "src/threading/pool.h"
 #include "src/threading/workspace.h"
 
 namespace fa2 {
 
 class Context::Impl {
  public:
-  Impl(const ContextOptions& options, int num_threads, int64_t targets,
-       const simd::EngineCap& cap)
-      : pool_(num_threads),
+  Impl(const ContextOptions& options, std::unique_ptr<threading::Pool> pool,
+       int64_t targets, const simd::EngineCap& cap)
+      : pool_(std::move(pool)),
         workspaces_(options.allocator, options.memory_limit),
         targets_(targets),
         cap_(cap) {}
 
-  const threading::Pool& pool() const { return pool_; }
+  const threading::Pool& pool() const { return *pool_; }
   threading::WorkspacePool& workspaces() { return workspaces_; }
   const threading::WorkspacePool& workspaces() const { return workspaces_; }
   // Highway targets that calls on this context may use; the best one is used.
@@ -33,7 +35,7 @@ class Context::Impl {
   const simd::EngineCap& engine_cap() const { return cap_; }
 
  private:
-  threading::Pool pool_;
+  std::unique_ptr<threading::Pool> pool_;
   threading::WorkspacePool workspaces_;
   int64_t targets_;
   simd::EngineCap cap_;

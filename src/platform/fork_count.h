@@ -6,8 +6,10 @@
 
 namespace fa2::platform {
 
-// How many forks, since the first call, lie between that call's process and
-// this one: threads started at another count exist in an ancestor only.
+// How many forks this process descends from since it loaded the library:
+// threads started at another count exist in an ancestor only. On Linux one more
+// where it had been forked before, without an exec since: an ancestor may have
+// started threads that libraries take for theirs.
 int ForkCount();
 
 }  // namespace fa2::platform

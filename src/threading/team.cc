@@ -5,8 +5,8 @@
 
 namespace fa2::threading {
 
-Team::Team(int num_threads, int leader, Launcher* launcher)
-    : num_threads_(num_threads), leader_(leader), launcher_(launcher) {
+Team::Team(int num_threads, int leader)
+    : num_threads_(num_threads), leader_(leader) {
   if (num_threads > 1) {
     workers_ = std::make_unique<Worker[]>(static_cast<size_t>(num_threads));
   }
@@ -68,10 +68,6 @@ void Team::Run(int64_t items, Function function, const void* body) {
   function_ = function;
   body_ = body;
   step_.store(++steps_);
-  if (!launched_) {
-    launched_ = true;
-    launcher_->Launch(this, num_threads_ - 1);
-  }
   TakeItems(leader_);
   step_.exchange(0);
   for (int w = 0; w < num_threads_; ++w) {

@@ -15,18 +15,8 @@ namespace fa2::threading {
 
 class Team {
  public:
-  // Gets `helpers` calls of Help() under way on other threads, each with a
-  // worker number of its own. They need not all come, nor soon.
-  class Launcher {
-   public:
-    virtual void Launch(Team* team, int helpers) = 0;
-
-   protected:
-    ~Launcher() = default;
-  };
-
   // `leader` is the worker number of the thread that calls For.
-  Team(int num_threads, int leader, Launcher* launcher);
+  Team(int num_threads, int leader);
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
@@ -37,8 +27,9 @@ class Team {
   // Worker w begins with the items w, w + num_threads and so on, which is where
   // the data that it worked on for these items in an earlier step or call lie
   // in its caches; then it takes what others have not come to. A list sorted
-  // longest first balances itself. Only the thread that made the team may call
-  // this, and not from a body. An exception of a body is thrown here.
+  // longest first balances itself. Helpers need not come, nor soon. Only the
+  // leader may call this, and not from a body. An exception of a body is thrown
+  // here.
   template <class Body>
   void For(int64_t items, const Body& body) {
     Run(
@@ -49,7 +40,10 @@ class Team {
         &body);
   }
 
-  // What a helper does until Stop().
+  // Before the first For: the calling thread leads as this worker.
+  void Lead(int worker) { leader_ = worker; }
+
+  // What another thread, as a worker of its own, does until Stop().
   void Help(int worker);
   void Stop() { stop_.store(true); }
 
@@ -64,9 +58,7 @@ class Team {
   void TakeItems(int worker);
 
   const int num_threads_;
-  const int leader_;
-  Launcher* const launcher_;
-  bool launched_ = false;
+  int leader_;
   std::unique_ptr<Worker[]> workers_;
   // The step under way: written before `step_` becomes its number, and again
   // only when no worker is at it.

@@ -10,11 +10,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
-#include "src/threading/parallel.h"
+#include "src/threading/pools.h"
 
 namespace fa2::threading {
 namespace {
@@ -55,10 +56,10 @@ int64_t WrongItems(const Pool& pool, int threads, int rounds) {
 
 TEST(Team, EveryItemOfEveryStepRunsOnce) {
   for (const int threads : {1, 2, 3, 4, 16}) {
-    const Pool pool(threads);
+    const std::unique_ptr<Pool> pool = MakeTbbPool(threads);
     for (int call = 0; call < 20; ++call) {
       for (const int team : {0, 1, 2, threads - 1, threads, threads + 1}) {
-        EXPECT_EQ(WrongItems(pool, team, 5), 0)
+        EXPECT_EQ(WrongItems(*pool, team, 5), 0)
             << team << " of " << threads << " threads";
       }
     }
@@ -66,13 +67,13 @@ TEST(Team, EveryItemOfEveryStepRunsOnce) {
 }
 
 TEST(Team, CallersShareAPool) {
-  const Pool pool(3);
+  const std::unique_ptr<Pool> pool = MakeTbbPool(3);
   std::vector<std::thread> callers;
   std::atomic<int64_t> wrong{0};
   for (int c = 0; c < 4; ++c) {
     callers.emplace_back([&] {
       for (int call = 0; call < 10; ++call)
-        wrong += WrongItems(pool, 2 + call % 2, 5);
+        wrong += WrongItems(*pool, 2 + call % 2, 5);
     });
   }
   for (std::thread& caller : callers) caller.join();
@@ -80,25 +81,25 @@ TEST(Team, CallersShareAPool) {
 }
 
 TEST(Team, NothingToDo) {
-  const Pool pool(4);
-  pool.Together(pool.num_threads(), [](Team&) {});
-  pool.Together(pool.num_threads(), [](Team& team) {
+  const std::unique_ptr<Pool> pool = MakeTbbPool(4);
+  pool->Together(pool->num_threads(), [](Team&) {});
+  pool->Together(pool->num_threads(), [](Team& team) {
     team.For(0, [](int64_t, int) { ADD_FAILURE() << "there is no item"; });
   });
 }
 
 TEST(Team, ExceptionsReachTheCallerAndThePoolGoesOn) {
   for (const int threads : {1, 2, 4}) {
-    const Pool pool(threads);
+    const std::unique_ptr<Pool> pool = MakeTbbPool(threads);
     const auto throwing = [&] {
-      pool.Together(pool.num_threads(), [](Team& team) {
+      pool->Together(pool->num_threads(), [](Team& team) {
         team.For(100, [](int64_t item, int) {
           if (item == 37) throw std::runtime_error("item 37");
         });
       });
     };
     EXPECT_THROW(throwing(), std::runtime_error);
-    EXPECT_EQ(WrongItems(pool, threads, 2), 0);
+    EXPECT_EQ(WrongItems(*pool, threads, 2), 0);
   }
 }
 

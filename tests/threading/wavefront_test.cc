@@ -7,11 +7,12 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "src/threading/parallel.h"
+#include "src/threading/pools.h"
 
 namespace fa2::threading {
 namespace {
@@ -40,7 +41,7 @@ TEST(Wavefront, StepsSeeItemsInOrder) {
   const std::vector<std::vector<int64_t>> shapes = {
       {}, {0}, {1}, {5}, {64}, {1, 0, 7}, {3, 3, 3, 3, 3, 3, 3}, {40, 1, 1, 2}};
   for (const int threads : {1, 2, 3, 8, 16}) {
-    const Pool pool(threads);
+    const std::unique_ptr<Pool> pool = MakeTbbPool(threads);
     for (const std::vector<int64_t>& items : shapes) {
       SCOPED_TRACE(std::to_string(threads) + " threads, " +
                    std::to_string(items.size()) + " tasks");
@@ -54,7 +55,7 @@ TEST(Wavefront, StepsSeeItemsInOrder) {
         for (size_t c = 0; c < items.size(); ++c) {
           worker_of[c].assign(static_cast<size_t>(items[c]), -1);
         }
-        pool.Together(pool.num_threads(), [&](Team& team) {
+        pool->Together(pool->num_threads(), [&](Team& team) {
           Wavefront::Run(team, work.tasks.data(), work.count(),
                          [&](int64_t c, int64_t item, int worker,
                              Wavefront::Semaphore& semaphore) {
@@ -81,10 +82,10 @@ TEST(Wavefront, StepsSeeItemsInOrder) {
 }
 
 TEST(Wavefront, NobodyWaitsForAnItemThatFailed) {
-  const Pool pool(4);
+  const std::unique_ptr<Pool> pool = MakeTbbPool(4);
   Tasks work({8, 8});
   const auto run = [&] {
-    pool.Together(pool.num_threads(), [&](Team& team) {
+    pool->Together(pool->num_threads(), [&](Team& team) {
       Wavefront::Run(
           team, work.tasks.data(), work.count(),
           [](int64_t, int64_t item, int, Wavefront::Semaphore& semaphore) {

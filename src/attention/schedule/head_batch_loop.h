@@ -31,7 +31,7 @@ void ForEachHeadBatch(const HeadBatches& head_batches, threading::Team& team,
   if (head_batches.alone) {
     team.For(static_cast<int64_t>(head_batches.list.size()),
              [&](int64_t i, int worker) {
-               threading::Team alone(1, worker, nullptr);
+               threading::Team alone(1, worker);
                batches[worker].heads = &head_batches.list[i];
                run(alone, batches[worker]);
              });

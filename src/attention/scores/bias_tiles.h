@@ -12,8 +12,8 @@
 #include "src/simd/engine.h"
 #include "src/simd/rowwise/mask_scan.h"
 #include "src/simd/rowwise/staging.h"
-#include "src/threading/parallel.h"
 #include "src/threading/scratch_layout.h"
+#include "src/threading/team.h"
 
 namespace fa2::attention {
 

@@ -10,7 +10,7 @@
 #define FA2_SRC_ATTENTION_SCORES_NON_FINITE_H_
 
 #include "src/attention/call/problem.h"
-#include "src/threading/parallel.h"
+#include "src/threading/team.h"
 
 namespace fa2::attention {
 
