@@ -18,9 +18,15 @@ constexpr double kLn2 = 0.69314718055994530942;
 // keys of f32.
 constexpr int64_t kRows = 32;
 
-// A score is rounded to f32 as it is summed and scaled: the absolute error of
-// its exponent, per unit of its size.
-constexpr double kScoreError = 0x1p-25;
+// A score's absolute error, in roundings of the type it is summed in, per unit
+// of its size; terms that cancel leave more than the sum shows.
+constexpr double kScoreError = 2.0;
+
+// The same over what one rounding of a product's operand costs.
+double ScoreError(Products products) {
+  const double sum = products == Products::kF64 ? 0x1p-53 : 0x1p-24;
+  return kScoreError * sum / std::max(UnitRoundoff(products), sum);
+}
 
 // An input with what is not finite left out: a NaN reaches other results only
 // where it is visible, and there the answer is NaN as well.
@@ -328,13 +334,12 @@ class Head {
     const T* p = p_block_.data() + r * width_;
     const T* s = scores_.data() + r * width_;
     const double lse = std::abs(r_.lse[static_cast<size_t>(i)]);
-    const double unit = std::max(UnitRoundoff(m_.products), 0x1p-24);
+    const double score_error = ScoreError(m_.products);
     double sum = 0.0;
     for (int64_t j = 0; j < width_; ++j) {
       if (p[j] == T(0)) continue;
-      const double a =
-          p[j] * normaliser *
-          (1.0 + kScoreError / unit * (std::abs(double(s[j])) + lse));
+      const double a = p[j] * normaliser *
+                       (1.0 + score_error * (std::abs(double(s[j])) + lse));
       sum += a * a * v_squares_[static_cast<size_t>(lo_ + j)];
     }
     r_.out_squares[static_cast<size_t>(i)] =
@@ -479,7 +484,7 @@ class Head {
     const T* p = p_block_.data() + r * width_;
     const T* s = scores_.data() + r * width_;
     const double lse = std::abs(r_.lse[static_cast<size_t>(i)]);
-    const double unit = std::max(UnitRoundoff(m_.products), 0x1p-24);
+    const double score_error = ScoreError(m_.products);
     const double dout2 = dout_squares_[static_cast<size_t>(i)];
     double out2 = 0.0;
     for (int64_t c = 0; c < dv_; ++c) {
@@ -497,7 +502,7 @@ class Head {
       if (p[j] == T(0)) continue;
       const auto key = static_cast<size_t>(lo_ + j);
       const double a =
-          p[j] * (1.0 + kScoreError / unit * (std::abs(double(s[j])) + lse));
+          p[j] * (1.0 + score_error * (std::abs(double(s[j])) + lse));
       const double pa2 = a * a * keep2;
       const double ds2 =
           pa2 * (dout2 * v_squares_[key] / columns * keep2 + delta2);
