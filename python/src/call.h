@@ -37,6 +37,7 @@ void RunWithoutGil(Call&& call) {
 // Each adds its functions to the module.
 void BindAttention(nanobind::module_& module);
 void BindTrainingOps(nanobind::module_& module);
+void BindVerify(nanobind::module_& module);
 
 }  // namespace fa2::python
 
