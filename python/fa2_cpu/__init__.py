@@ -30,12 +30,16 @@ from fa2_cpu._training_ops import (
     softmax_backward,
     transpose_2d,
 )
+from fa2_cpu._verify import Report, VerificationError, verify
 
 __all__ = [
     "Gradients",
+    "Report",
+    "VerificationError",
     "__version__",
     "attention_backward",
     "attention_forward",
+    "capture",
     "causal_attention_backward",
     "cross_entropy",
     "embedding_backward",
@@ -47,6 +51,7 @@ __all__ = [
     "softmax",
     "softmax_backward",
     "transpose_2d",
+    "verify",
 ]
 
 
@@ -83,3 +88,21 @@ def info() -> dict[str, Any]:
     targets and engines (all that this build and this CPU have, best first).
     """
     return {"version": __version__, **_core.info(), "peak": _peak()}
+
+
+def capture(path: Any, **options: Any) -> Any:
+    """A context manager that records what attention gets and returns in a training run, as cases for verify.
+
+        with fa2_cpu.capture("run.safetensors", calls=4):
+            loss.backward()
+
+    Args:
+      path: the safetensors file to write when the block ends.
+      calls: how many calls to record, 8 unless told.
+      function: (module, name) of a function of q, k, v; PyTorch's and flash_attn's without it.
+      options: of that function, as verify takes them.
+    Needs PyTorch.
+    """
+    from fa2_cpu._capture import capture as start
+
+    return start(path, **options)

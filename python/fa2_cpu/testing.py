@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fa2_cpu.verify import Report, verify
+from fa2_cpu._verify import Report, verify
 
 __all__ = ["INPUTS", "assert_attention_gradients", "make_inputs"]
 
@@ -114,7 +114,7 @@ def assert_attention_gradients(
       shape: (B, H, Hkv, Nq, Nk, D[, Dv]) or (B, H, N, D).
       dtype: of the tensors, by name or the framework's own.
       framework: "torch" (Triton kernels too) or "jax".
-      **options: those of fa2_cpu.verify.verify.
+      **options: those of fa2_cpu.verify.
     Returns the reports. Raises VerificationError, an AssertionError, with the first that failed.
     """
     if framework not in ("torch", "jax"):

@@ -10,7 +10,8 @@ from fa2_cpu import _core
 if not hasattr(_core, "verify_tensors"):
     pytest.skip("this build has no checker", allow_module_level=True)
 
-from fa2_cpu.verify import VerificationError, load, verify
+from fa2_cpu import VerificationError, verify
+from fa2_cpu._verify import load
 
 
 def make_case(seed=0, causal=None):
@@ -82,7 +83,7 @@ def test_torch_files_and_helper(tmp_path):
 
 def test_capture(tmp_path):
     torch = pytest.importorskip("torch")
-    from fa2_cpu.capture import capture
+    from fa2_cpu import capture
 
     path = tmp_path / "run.safetensors"
     x = torch.randn(1, 2, 40, 16, requires_grad=True)

@@ -2,9 +2,8 @@
 """Whether the gradients of an attention kernel are right, and what is wrong with them.
 
     import fa2_cpu as fa2
-    from fa2_cpu.verify import verify
-    report = verify({"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse,
-                     "dq": dq, "dk": dk, "dv": dv}, causal="bottom_right")
+    report = fa2.verify({"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse,
+                         "dq": dq, "dk": dk, "dv": dv}, causal="bottom_right")
     print(report)
     report.raise_if_failed()
 
@@ -65,7 +64,7 @@ class Report:
         return self.text
 
     def __repr__(self) -> str:
-        return f"<fa2_cpu.verify.Report: {len(self.cases)} cases, {'passed' if self.passed else 'failed'}>"
+        return f"<fa2_cpu.Report: {len(self.cases)} cases, {'passed' if self.passed else 'failed'}>"
 
 
 def _require_core() -> None:

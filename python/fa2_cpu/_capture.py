@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What attention gets and returns in a live training run, written as cases for `fa2 verify`.
 
-    from fa2_cpu.capture import capture
+    import fa2_cpu as fa2
 
-    with capture("run.safetensors", calls=4):
+    with fa2.capture("run.safetensors", calls=4):
         loss = model(batch)
         loss.backward()
 """
@@ -122,7 +122,7 @@ def capture(
       function: (module, name) of another function whose first arguments are q, k, v and which gives out or a tuple
         that begins with it; without it, torch.nn.functional.scaled_dot_product_attention and
         flash_attn.flash_attn_func, where a model looks them up by module and name.
-      options: of `function`, as fa2_cpu.verify.verify takes them.
+      options: of `function`, as fa2_cpu.verify takes them.
     Calls with dropout are not recorded, since their mask is unknown. Yields the list of recorded cases.
     """
     recorded: list[dict[str, Any]] = []
