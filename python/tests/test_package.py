@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The installed package: it carries its shared libraries, types and version, and imports nothing it need not."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -100,3 +101,20 @@ def test_public_names_are_documented():
     for name in fa2.__all__:
         if name != "__version__":
             assert getattr(fa2, name).__doc__, name
+
+
+def test_verbose_prints_a_line_a_call():
+    code = """
+import numpy, fa2_cpu as fa2
+q, k = numpy.ones((2, 4, 16, 8), numpy.float32), numpy.ones((2, 2, 24, 8), numpy.float32)
+out, lse = fa2.attention_forward(q, k, k, num_threads=1)
+fa2.attention_backward(out, q, k, k, out, lse, num_threads=1)
+"""
+    quiet = {name: value for name, value in os.environ.items() if name != "FA2_VERBOSE"}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**quiet, "FA2_VERBOSE": "1"})
+    lines = [line.split(",") for line in run.stderr.splitlines() if line.startswith("fa2,")]
+    assert [line[1] for line in lines] == ["attention_forward", "attention_backward"], run.stderr
+    for _, _, shape, dtype, engine, threads, pool, milliseconds, gflops in lines:
+        assert shape == "B2 Hq4 Hkv2 Nq16 Nk24 D8 Dv8" and dtype == "f32"
+        assert engine and pool and threads == "1" and float(milliseconds) > 0 and float(gflops) > 0
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=quiet).stderr == ""

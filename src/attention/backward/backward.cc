@@ -396,6 +396,11 @@ struct BackwardPass {
   using Args = AttentionBackwardArgs;
   using Plan = BackwardPlan;
   using State = BackwardState;
+  static constexpr const char* kName = "attention_backward";
+  // S, dP, dV, dQ and dK.
+  static int64_t Depth(const Problem& problem) {
+    return 3 * problem.head_dim + 2 * problem.value_dim;
+  }
   static Status Check(const Args& args, Problem* problem) {
     return CheckBackward(args, problem);
   }

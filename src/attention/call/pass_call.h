@@ -8,6 +8,7 @@
 #include <cstddef>
 
 #include "src/attention/call/problem.h"
+#include "src/context/call_log.h"
 #include "src/context/context_impl.h"
 #include "src/simd/engines.h"
 #include "src/simd/rowwise/rows.h"
@@ -46,7 +47,9 @@ struct PassState : Inputs {
 };
 
 // Pass names the types Args and Plan of a pass and its State, a PassState; how
-// arguments are checked and planned; and what is done:
+// arguments are checked and planned; what is done; and for the log a name and
+// the multiply-adds of a pair of a query and a key:
+//   kName, int64_t Depth(const Problem&);
 //   Status Check(const Args&, Problem*);
 //   void MakePlan(const Args&, const Problem&, const simd::Engine&,
 //                 int threads, Plan*);
@@ -61,6 +64,7 @@ class PassCall {
       // Kept from call to call, so that a second call of the same shape
       // allocates nothing.
       static thread_local PassCall call;
+      const CallLog log;
       Context::Impl& impl = context->impl();
       Status status = call.Prepare(args, impl);
       if (!status.ok()) return status;
@@ -73,6 +77,7 @@ class PassCall {
       impl.pool().Together(call.plan_.workers, [&](threading::Team& team) {
         Pass::Execute(state, team);
       });
+      if (log.on()) call.Write(log, args.q.dtype);
       return Status::Ok();
     });
   }
@@ -109,6 +114,14 @@ class PassCall {
             *simd::RowKernelsFor(accumulator, impl.targets()),
             *simd::StagingKernelsFor(accumulator, impl.targets()),
             impl.targets()};
+  }
+
+  void Write(const CallLog& log, DType dtype) const {
+    const double products =
+        problem_.pairs() * static_cast<double>(problem_.q_heads);
+    log.Write({Pass::kName, ShapeOf(problem_), NameOf(dtype), engine_->name,
+               plan_.workers, "tbb",
+               2 * products * static_cast<double>(Pass::Depth(problem_))});
   }
 
   size_t WorkspaceBytes(const Args& args, Context::Impl& impl) const {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <string>
+#include <utility>
 
 namespace fa2::attention {
 
@@ -19,6 +21,22 @@ double Problem::pairs() const {
   double pairs = 0.0;
   for (const Sequence& sequence : sequences) pairs += sequence.mask.Pairs();
   return pairs;
+}
+
+std::string ShapeOf(const Problem& problem) {
+  const std::pair<const char*, int64_t> extents[] = {
+      {"B", static_cast<int64_t>(problem.sequences.size())},
+      {" Hq", problem.q_heads},
+      {" Hkv", problem.kv_heads},
+      {" Nq", problem.q.sizes[2]},
+      {" Nk", problem.k.sizes[2]},
+      {" D", problem.head_dim},
+      {" Dv", problem.value_dim}};
+  std::string shape;
+  for (const auto& [name, extent] : extents) {
+    shape += name + std::to_string(extent);
+  }
+  return shape;
 }
 
 simd::Rows RowsOf(const ConstTensorView& view, const TensorRows& at) {

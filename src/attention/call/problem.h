@@ -5,6 +5,7 @@
 #define FA2_SRC_ATTENTION_CALL_PROBLEM_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "fa2/attention.h"
@@ -52,6 +53,10 @@ struct Problem {
     return q.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   }
 };
+
+// "B2 Hq4 Hkv2 Nq128 Nk128 D64 Dv64"; of packed sequences B counts the
+// sequences, Nq and Nk all rows.
+std::string ShapeOf(const Problem& problem);
 
 // Check a call; on success fill `problem` (its vectors are reused).
 Status CheckForward(const AttentionForwardArgs& args, Problem* problem);

@@ -215,6 +215,10 @@ struct ForwardPass {
   using Args = AttentionForwardArgs;
   using Plan = ForwardPlan;
   using State = ForwardState;
+  static constexpr const char* kName = "attention_forward";
+  static int64_t Depth(const Problem& problem) {
+    return problem.head_dim + problem.value_dim;
+  }
   static Status Check(const Args& args, Problem* problem) {
     return CheckForward(args, problem);
   }
