@@ -93,13 +93,11 @@ def allocate_forward(q: Tensor, v: Tensor, layout: str) -> tuple[Tensor, Tensor]
     return out, lse
 
 
-def allocate_backward(q, k, v, bias, alibi_slopes, sinks, layout, wanted) -> list[Tensor]:
-    """dq, dk, dv, dbias, dalibi_slopes, dsinks; without elements where not wanted."""
-    grads = [
-        empty_in_order(x, x.shape, layout) if want else x.new_empty((0,)) for x, want in zip((q, k, v), wanted)
-    ]
+def allocate_backward(q, k, v, bias, alibi_slopes, sinks, layout, wanted) -> list[Optional[Tensor]]:
+    """dq, dk, dv, dbias, dalibi_slopes, dsinks, not written yet; None where not wanted."""
+    grads = [empty_in_order(x, x.shape, layout) if want else None for x, want in zip((q, k, v), wanted)]
     for x, want in zip((bias, alibi_slopes, sinks), wanted[3:]):
-        grads.append(q.new_empty(x.shape, dtype=x.dtype) if want and x is not None else q.new_empty((0,)))
+        grads.append(q.new_empty(x.shape, dtype=x.dtype) if want and x is not None else None)
     return grads
 
 
@@ -135,11 +133,10 @@ def forward(
 def backward(
     dout, q, k, v, out, lse, dlse, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox,
     options: AttentionOptions, wanted: Sequence[bool],
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """dq, dk, dv, dbias, dalibi_slopes, dsinks, without elements where not wanted."""
+) -> tuple[Optional[Tensor], ...]:  # fmt: skip
+    """dq, dk, dv, dbias, dalibi_slopes, dsinks; None where not wanted."""
     grads = allocate_backward(q, k, v, bias, alibi_slopes, sinks, options[0], wanted)
-    given = (q, k, v, bias, alibi_slopes, sinks)
-    outputs = [g if want and x is not None else None for g, want, x in zip(grads, wanted, given)]
+    outputs = list(grads)
     if outputs[3] is not None:
         outputs[3] = _bias_gradient_buffer(outputs[3], q)
     _named(

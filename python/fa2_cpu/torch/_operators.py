@@ -86,15 +86,21 @@ def attention_backward_op(
     options = AttentionOptions(
         layout, scale, causal, window_left, window_right, softcap, dropout_p, max_seqlen_q, max_seqlen_k, precision
     )
-    return _compute.backward(
+    grads = _compute.backward(
         dout, q, k, v, out, lse, dlse, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, options, wanted
     )
+    return _without_none(grads, q)
+
+
+def _without_none(grads: Sequence[Optional[Tensor]], q: Tensor) -> tuple[Tensor, ...]:
+    """Operators return tensors: one without elements for each gradient that is not wanted."""
+    return tuple(q.new_empty((0,)) if g is None else g for g in grads)
 
 
 @attention_backward_op.register_fake
 def _attention_backward_fake(dout, q, k, v, out, lse, dlse, bias, alibi_slopes, sinks, *rest):
     *_, layout = rest[:4]
-    return tuple(_compute.allocate_backward(q, k, v, bias, alibi_slopes, sinks, layout, rest[-1]))
+    return _without_none(_compute.allocate_backward(q, k, v, bias, alibi_slopes, sinks, layout, rest[-1]), q)
 
 
 def _save(ctx, tensors, options: AttentionOptions, out: Tensor, lse: Tensor) -> None:
@@ -117,7 +123,7 @@ def _gradients(ctx, dout: Optional[Tensor], dlse: Optional[Tensor]) -> tuple[Opt
         grads = _compute.backward(*tensors, ctx.options, wanted)
     else:
         grads = attention_backward_op(*tensors, *ctx.options, wanted)
-    return tuple(g if want else None for g, want in zip(grads, wanted))
+    return tuple(g if want and g is not None else None for g, want in zip(grads, wanted))
 
 
 def _setup_context(ctx, inputs, output):
