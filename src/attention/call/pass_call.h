@@ -77,7 +77,7 @@ class PassCall {
       impl.pool().Together(call.plan_.workers, [&](threading::Team& team) {
         Pass::Execute(state, team);
       });
-      if (log.on()) call.Write(log, args.q.dtype);
+      if (log.on()) call.Write(log, args.q.dtype, impl);
       return Status::Ok();
     });
   }
@@ -116,11 +116,11 @@ class PassCall {
             impl.targets()};
   }
 
-  void Write(const CallLog& log, DType dtype) const {
+  void Write(const CallLog& log, DType dtype, Context::Impl& impl) const {
     const double products =
         problem_.pairs() * static_cast<double>(problem_.q_heads);
     log.Write({Pass::kName, ShapeOf(problem_), NameOf(dtype), engine_->name,
-               plan_.workers, "tbb",
+               plan_.workers, impl.pool().name(),
                2 * products * static_cast<double>(Pass::Depth(problem_))});
   }
 
