@@ -140,8 +140,10 @@ Command AddGen(CLI::App* app) {
   app->add_flag("--keep", a->keep, "Dropout's mask as a tensor");
   app->add_option("--lengths,--lengths-q", a->lengths_q,
                   "Lengths of packed sequences")
+      ->allow_extra_args(false)
       ->delimiter(',');
   app->add_option("--lengths-k", a->lengths_k, "Where keys have others")
+      ->allow_extra_args(false)
       ->delimiter(',');
   app->add_flag("--answers", a->answers, "Add the right outputs");
   app->add_option("--json", a->json, "Write what was made here");

@@ -149,9 +149,10 @@ Command AddVerify(CLI::App* app) {
       ->required();
   app->add_option("CANDIDATE", a->candidate,
                   "A second file with the outputs to judge");
-  app->add_option("--case", a->cases,
-                  "Judge this case alone (again: and this)");
-  app->add_option("--map", a->maps, "q=NAME where the file has other names");
+  app->add_option("--case", a->cases, "Judge this case alone (again: and this)")
+      ->allow_extra_args(false);
+  app->add_option("--map", a->maps, "q=NAME where the file has other names")
+      ->allow_extra_args(false);
   app->add_option("--repeat", a->repeats,
                   "Outputs of further runs, which must be the same bits");
   app->add_option("--json", a->json, "Write the report here");
