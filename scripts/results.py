@@ -120,7 +120,7 @@ def measure_pytorch(python, names, case_time):
     keep = ("case", "rounds", "fa2_gflops", "pytorch_gflops", "speedup", "speedup_low", "speedup_high")
     rows = [{key: round(row[key], 3) if isinstance(row[key], float) else row[key] for key in keep}
             for row in report["rows"]]
-    return report["pytorch"], rows
+    return {"pytorch": report["pytorch"], "through": report["through"], "beside_pytorch": rows}
 
 
 def run(options):
@@ -137,8 +137,7 @@ def run(options):
     }
     if options.python:
         charted = [name for name in chart_cases(cores) if name not in names]
-        result["pytorch"], result["beside_pytorch"] = measure_pytorch(
-            options.python, names + charted, options.case_time)
+        result.update(measure_pytorch(options.python, names + charted, options.case_time))
     slug = re.sub(r"[^a-z0-9]+", "-", result["cpu"].lower()).strip("-")
     path = options.out or RESULTS / f"{slug}-{cores}-cores-{result['date']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +163,9 @@ def load():
 
 
 def machine_line(result):
-    beside = f", PyTorch {result['pytorch'].split('+')[0]}" if "pytorch" in result else ""
+    beside = ""
+    if "pytorch" in result:
+        beside = f", PyTorch {result['pytorch'].split('+')[0]} (fa2 through {result['through']})"
     cores = f"{result['cores']} core{'s' if result['cores'] > 1 else ''}"
     return f"{cores}; {result['date']}, fa2 {result['commit']}{beside}"
 
