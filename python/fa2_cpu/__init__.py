@@ -82,9 +82,10 @@ def info() -> dict[str, Any]:
     """What a call computes with.
 
     version; target (instruction set in use, e.g. "avx3"); engine (matrix engine of bf16 inputs in
-    precision "fast"); threads; peak (floating-point operations per second that the arithmetic unit
-    behind engine reaches at most on that many threads, measured by the first call in some 60 ms;
-    None where this build cannot measure it);
+    precision "fast"); threads; pool (whose: "tbb" or "openmp", as FA2_POOL says; PyTorch's
+    operators run on "openmp" where it says nothing); peak (floating-point operations per second
+    that the arithmetic unit behind engine reaches at most on that many threads, measured by the
+    first call in some 60 ms; None where this build cannot measure it);
     targets and engines (all that this build and this CPU have, best first).
     """
     return {"version": __version__, **_core.info(), "peak": _peak()}

@@ -91,7 +91,7 @@ void Forward(nb::handle q, nb::handle k, nb::handle v, nb::handle out,
              nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
              int64_t max_seqlen_q, int64_t max_seqlen_k,
              const std::string& precision, std::optional<int> num_threads,
-             bool reference) {
+             const std::optional<std::string>& pool, bool reference) {
   const Options options(layout, scale, causal, window, bias, softcap,
                         alibi_slopes, sinks, dropout_p, philox_seed,
                         philox_offset, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
@@ -105,7 +105,7 @@ void Forward(nb::handle q, nb::handle k, nb::handle v, nb::handle out,
   args.options = options.get();
   args.out = out_array.Tensor(options.layout());
   args.lse = lse_array.RowValues(options.layout());
-  Context* const context = reference ? nullptr : ContextFor(num_threads);
+  Context* const context = reference ? nullptr : ContextFor(num_threads, pool);
   RunWithoutGil([&] {
     return reference ? AttentionReferenceForward(args)
                      : AttentionForward(args, context);
@@ -124,7 +124,7 @@ void Backward(nb::handle dout, nb::handle q, nb::handle k, nb::handle v,
               nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
               int64_t max_seqlen_q, int64_t max_seqlen_k,
               const std::string& precision, std::optional<int> num_threads,
-              bool reference) {
+              const std::optional<std::string>& pool, bool reference) {
   const Options options(layout, scale, causal, window, bias, softcap,
                         alibi_slopes, sinks, dropout_p, philox_seed,
                         philox_offset, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
@@ -152,7 +152,7 @@ void Backward(nb::handle dout, nb::handle q, nb::handle k, nb::handle v,
   args.dbias = dbias_array.Leading();
   args.dalibi_slopes = dalibi_slopes_array.PerHead();
   args.dsinks = dsinks_array.PerHead();
-  Context* const context = reference ? nullptr : ContextFor(num_threads);
+  Context* const context = reference ? nullptr : ContextFor(num_threads, pool);
   RunWithoutGil([&] {
     return reference ? AttentionReferenceBackward(args)
                      : AttentionBackward(args, context);
@@ -181,7 +181,8 @@ void BindAttention(nb::module_& module) {
              "dropout_p"_a = 0.0, "philox_seed"_a = 0, "philox_offset"_a = 0,
              "cu_seqlens_q"_a = nb::none(), "cu_seqlens_k"_a = nb::none(),
              "max_seqlen_q"_a = 0, "max_seqlen_k"_a = 0, "precision"_a = "fast",
-             "num_threads"_a = nb::none(), "reference"_a = false,
+             "num_threads"_a = nb::none(), "pool"_a = nb::none(),
+             "reference"_a = false,
              "Writes out and lse (see fa2_cpu.attention_forward).");
   module.def("attention_backward", &Backward, "dout"_a, "q"_a, "k"_a, "v"_a,
              "out"_a.none(), "lse"_a, "dlse"_a.none(), "delta"_a.none(),
@@ -194,7 +195,8 @@ void BindAttention(nb::module_& module) {
              "dropout_p"_a = 0.0, "philox_seed"_a = 0, "philox_offset"_a = 0,
              "cu_seqlens_q"_a = nb::none(), "cu_seqlens_k"_a = nb::none(),
              "max_seqlen_q"_a = 0, "max_seqlen_k"_a = 0, "precision"_a = "fast",
-             "num_threads"_a = nb::none(), "reference"_a = false,
+             "num_threads"_a = nb::none(), "pool"_a = nb::none(),
+             "reference"_a = false,
              "Writes the gradients that are not None (see "
              "fa2_cpu.attention_backward).");
   module.def("philox_keep_mask", &KeepMask, "keep"_a, "dropout_p"_a, "seed"_a,

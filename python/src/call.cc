@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/src/call.h"
 
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace fa2::python {
 
@@ -27,27 +29,39 @@ void ThrowIfError(const Status& status) {
   throw std::runtime_error(status.message());
 }
 
-Context* ContextFor(std::optional<int> num_threads) {
-  if (!num_threads.has_value()) {
+Context* ContextFor(std::optional<int> num_threads,
+                    const std::optional<std::string>& pool) {
+  const char* const forced = std::getenv("FA2_POOL");
+  const bool choose_pool =
+      pool.has_value() && (forced == nullptr || *forced == '\0');
+  if (!num_threads.has_value() && !choose_pool) {
     Context* context = nullptr;
     ThrowIfError(Context::Default(&context));
     return context;
   }
-  if (*num_threads < 1) {
+  if (num_threads.has_value() && *num_threads < 1) {
     throw nb::value_error(("num_threads is " + std::to_string(*num_threads) +
                            "; it must be None or at least 1")
                               .c_str());
   }
+  ContextOptions options;
+  options.num_threads = num_threads.value_or(0);
+  if (choose_pool) options.pool = *pool;
   // Kept for the life of the process, as the default context is: a context
   // owns the workspace that later calls reuse.
-  static auto* contexts = new std::map<int, std::unique_ptr<Context>>;
+  using Key = std::pair<int, std::string>;
+  static auto* contexts = new std::map<Key, std::unique_ptr<Context>>;
   static auto* mutex = new std::mutex;
   const std::lock_guard<std::mutex> lock(*mutex);
-  std::unique_ptr<Context>& context = (*contexts)[*num_threads];
+  std::unique_ptr<Context>& context =
+      (*contexts)[{options.num_threads, options.pool}];
   if (context == nullptr) {
-    ContextOptions options;
-    options.num_threads = *num_threads;
-    ThrowIfError(Context::Create(options, &context));
+    Status status = Context::Create(options, &context);
+    if (status.code() == StatusCode::kUnsupported && options.pool == "openmp") {
+      options.pool = "tbb";
+      status = Context::Create(options, &context);
+    }
+    ThrowIfError(status);
   }
   return context.get();
 }

@@ -8,6 +8,7 @@
 #include <nanobind/nanobind.h>
 
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "fa2/context.h"
@@ -19,8 +20,11 @@ namespace fa2::python {
 // out, RuntimeError for a fault of fa2 itself.
 void ThrowIfError(const Status& status);
 
-// The default context, or the one kept for that number of threads.
-Context* ContextFor(std::optional<int> num_threads);
+// The default context, or the one kept for that number of threads and that
+// pool: "openmp" is for calls beside a framework that runs on OpenMP threads,
+// and means oneTBB's where no such runtime is loaded. FA2_POOL decides over it.
+Context* ContextFor(std::optional<int> num_threads,
+                    const std::optional<std::string>& pool = std::nullopt);
 
 // Runs call() without the GIL and throws if it failed. Arguments must have
 // been taken from Python before.

@@ -24,10 +24,12 @@ namespace fa2::python {
 namespace {
 
 // What a call computes with, as a dict of plain values.
-nb::dict Info(std::optional<int> num_threads) {
-  const ContextInfo info = ContextFor(num_threads)->Info();
+nb::dict Info(std::optional<int> num_threads,
+              const std::optional<std::string>& pool) {
+  const ContextInfo info = ContextFor(num_threads, pool)->Info();
   nb::dict dict;
   dict["threads"] = info.num_threads;
+  dict["pool"] = info.pool;
   dict["target"] = info.target;
   dict["engine"] = info.engine;
   dict["targets"] = info.targets;
@@ -60,7 +62,8 @@ std::pair<std::string, std::vector<int64_t>> Describe(nb::handle array,
 NB_MODULE(_core, module) {
   using namespace nanobind::literals;  // NOLINT: the argument names
   module.attr("__version__") = FA2_VERSION;
-  module.def("info", &fa2::python::Info, "num_threads"_a = nanobind::none());
+  module.def("info", &fa2::python::Info, "num_threads"_a = nanobind::none(),
+             "pool"_a = nanobind::none());
   module.def("measure_peak", &fa2::python::MeasurePeak,
              "num_threads"_a = nanobind::none());
   module.def("describe", &fa2::python::Describe, "array"_a, "name"_a);

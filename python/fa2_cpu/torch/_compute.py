@@ -33,6 +33,11 @@ class AttentionOptions(NamedTuple):
     precision: str = "torch"
 
 
+# PyTorch's threads: they spin on the cores for milliseconds after each of its operators, where others
+# would have to wait for them.
+POOL = "openmp"
+
+
 @functools.cache
 def _threads_by_environment() -> bool:
     return bool(os.environ.get("FA2_NUM_THREADS"))
@@ -60,7 +65,7 @@ def _core_options(q, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, phil
         layout, scale, causal or None, (left, right), descriptor(bias), softcap, descriptor(alibi_slopes),
         descriptor(sinks), dropout_p, seed & 0xFFFFFFFFFFFFFFFF, offset & 0xFFFFFFFFFFFFFFFF,
         descriptor(cu_seqlens_q), descriptor(cu_seqlens_k), max_seqlen_q, max_seqlen_k,
-        resolve_precision(precision, q.dtype), num_threads(),
+        resolve_precision(precision, q.dtype), num_threads(), POOL,
     )  # fmt: skip
 
 

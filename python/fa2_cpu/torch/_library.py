@@ -9,7 +9,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from fa2_cpu.torch._compute import num_threads
+from fa2_cpu.torch._compute import POOL, num_threads
 from fa2_cpu.torch._tensors import FLOATS, check_tensor, plain
 
 _LIBRARY = torch.library.Library("fa2", "FRAGMENT")
@@ -42,7 +42,7 @@ def _no_derivative(name: str) -> Callable[..., Any]:
 
 def threads() -> dict[str, Any]:
     """Keyword arguments of every core call: whose threads it runs on."""
-    return {"num_threads": num_threads()}
+    return {"num_threads": num_threads(), "pool": POOL}
 
 
 def rows(x: Tensor) -> Tensor:
