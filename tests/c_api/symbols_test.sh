@@ -14,7 +14,8 @@ declared_c=$(sed 's://.*::' "$include"/*_c.h "$include"/compat/*.h | tr '\n' ' '
   sed 's:/\*[^*]*\*\+\([^/*][^*]*\*\+\)*/: :g' | grep -oE 'FA2_EXPORT[^;]*;' |
   grep -oE 'fa2_[a-z0-9_]+ *\(' | tr -d ' (' | sort -u)
 # C++: the functions marked FA2_EXPORT, and the members of Context.
-declared_cpp=$(cat "$include"/*.h | tr '\n' ' ' | grep -oE 'FA2_EXPORT +(Status|void|bool|int64_t) +[A-Z][A-Za-z0-9]*\(' |
+declared_cpp=$(cat "$include"/*.h "$include"/compat/*.h | tr '\n' ' ' |
+  grep -oE 'FA2_EXPORT +(Status|void|bool|int64_t|const char\*) +[A-Z][A-Za-z0-9]*\(' |
   grep -oE '[A-Z][A-Za-z0-9]*\(' | tr -d '(' | sort -u)
 
 status=0

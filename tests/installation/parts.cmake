@@ -14,7 +14,7 @@ if(result)
   message(FATAL_ERROR "configuring with Highway and TBB alone failed:\n${output}")
 endif()
 foreach(line "without tests: GTest, nlohmann_json not found" "without benchmarks: benchmark not found"
-             "without tools: CLI11, fmt not found" "without the example train_gpt: CLI11, OpenBLAS not found")
+             "without tools: CLI11, fmt, nlohmann_json not found" "without the example train_gpt: CLI11, OpenBLAS not found")
   string(FIND "${output}" "-- fa2: ${line}" at)
   if(at EQUAL -1)
     message(FATAL_ERROR "'${line}' is not in:\n${output}")
