@@ -75,7 +75,8 @@ TEST(AttentionBias, SummedGradientsOfSeveralBlocks) {
   }
 }
 
-// Rows of dbias that are whole cache lines may be written past the caches.
+// Rows of dbias that are whole cache lines may be written by non-temporal
+// stores.
 TEST(AttentionBias, GradientsOfWholeLines) {
   const Contexts contexts({2});
   for (const DType bias : {DType::kBF16, DType::kF32}) {
