@@ -118,3 +118,18 @@ fa2.attention_backward(out, q, k, k, out, lse, num_threads=1)
         assert shape == "B2 Hq4 Hkv2 Nq16 Nk24 D8 Dv8" and dtype == "f32"
         assert engine and pool and threads == "1" and float(milliseconds) > 0 and float(gflops) > 0
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=quiet).stderr == ""
+
+
+def test_verbose_prints_training_kernels_too():
+    code = """
+import numpy, fa2_cpu as fa2
+x = numpy.ones((3, 8), numpy.float32)
+fa2.softmax(x)
+fa2.rms_norm_backward(x, x, numpy.ones(8, numpy.float32))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "FA2_VERBOSE": "1"})
+    lines = [line.split(",") for line in run.stderr.splitlines() if line.startswith("fa2,")]
+    assert [line[1] for line in lines] == ["softmax", "rms_norm_backward"], run.stderr
+    for _, _, shape, dtype, target, threads, pool, milliseconds, gflops in lines:
+        assert shape == "1x1x3x8" and dtype == "f32" and target == fa2.info()["target"]
+        assert int(threads) > 0 and pool and float(milliseconds) > 0 and gflops == ""

@@ -24,12 +24,15 @@ CallLog::CallLog() {
 void CallLog::Write(const CallRecord& record) const {
   const std::chrono::duration<double> seconds =
       std::chrono::steady_clock::now() - start_;
+  char rate[32] = "";
+  if (record.flops > 0 && seconds.count() > 0) {
+    std::snprintf(rate, sizeof rate, "%.2f",
+                  record.flops / seconds.count() * 1e-9);
+  }
   // One call of fprintf, so that lines of several threads do not mix.
-  std::fprintf(
-      stderr, "fa2,%s,%s,%s,%s,%d,%s,%.4f,%.2f\n", record.what,
-      record.shape.c_str(), record.dtype, record.engine, record.threads,
-      record.pool, seconds.count() * 1e3,
-      seconds.count() > 0 ? record.flops / seconds.count() * 1e-9 : 0.0);
+  std::fprintf(stderr, "fa2,%s,%s,%s,%s,%d,%s,%.4f,%s\n", record.what,
+               record.shape.c_str(), record.dtype, record.engine.c_str(),
+               record.threads, record.pool, seconds.count() * 1e3, rate);
 }
 
 }  // namespace fa2

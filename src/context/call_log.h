@@ -12,12 +12,12 @@ namespace fa2 {
 // What a line says. Fields hold no comma.
 struct CallRecord {
   const char* what;   // "attention_forward"
-  std::string shape;  // "B2 Hq4 Hkv2 Nq128 Nk128 D64 Dv64"
+  std::string shape;  // "B2 Hq4 Hkv2 Nq128 Nk128 D64 Dv64", "2x8x1024x64"
   const char* dtype;
-  const char* engine;
+  std::string engine;  // or the instruction set of a kernel without engines
   int threads;
   const char* pool;  // whose threads
-  double flops;      // a multiply-add counts two
+  double flops;      // a multiply-add counts two; 0: no rate is given
 };
 
 class CallLog {

@@ -33,6 +33,13 @@ Status CheckType(const NamedView& x, const NamedView& like) {
                             (std::string("as ") + like.name + " has").c_str());
 }
 
+Status CheckRowsLike(const NamedView& x, const NamedView& like) {
+  FA2_RETURN_IF_ERROR(CheckRows(x, kFloats));
+  FA2_RETURN_IF_ERROR(CheckType(x, like));
+  return CheckShape(x, like.view.sizes,
+                    (std::string("the shape of ") + like.name).c_str());
+}
+
 Status CheckIndices(const NamedView& x, int64_t limit, const char* limit_name,
                     std::optional<int64_t> ignored, int64_t* counted) {
   *counted = 0;

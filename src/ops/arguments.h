@@ -30,6 +30,10 @@ inline int64_t RowCount(const ConstTensorView& view) {
   return view.sizes[0] * view.sizes[1] * view.sizes[2];
 }
 
+inline int64_t Bytes(const ConstTensorView& view) {
+  return Elements(view) * static_cast<int64_t>(SizeOf(view.dtype));
+}
+
 // What training kernels compute with.
 inline constexpr std::initializer_list<DType> kFloats = {
     DType::kF32, DType::kBF16, DType::kF16, DType::kF64};
@@ -44,6 +48,9 @@ Status CheckVector(const NamedView& x, std::initializer_list<DType> types,
 
 // x has the type of `like`.
 Status CheckType(const NamedView& x, const NamedView& like);
+
+// Rows of a floating-point type, with the type and shape of `like`.
+Status CheckRowsLike(const NamedView& x, const NamedView& like);
 
 // Every element of a vector of i32 or i64 is in [0, limit), or is `ignored`.
 // `*counted` is the number of those in [0, limit).

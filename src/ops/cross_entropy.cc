@@ -10,8 +10,8 @@
 #include <string>
 
 #include "fa2/training_ops.h"
-#include "src/context/context_impl.h"
 #include "src/ops/arguments.h"
+#include "src/ops/call.h"
 #include "src/ops/row_exp_scratch.h"
 #include "src/ops/rows.h"
 
@@ -207,119 +207,98 @@ Status CheckCoefficients(const CrossEntropyArgs& args) {
 }
 
 Status CheckCrossEntropy(const CrossEntropyArgs& args, int64_t* counted) {
-  const ConstTensorView& logits = args.logits;
-  const ConstTensorView dlogits = args.dlogits;
-  Status status = CheckRows({"logits", logits}, kFloats);
-  if (status.ok()) {
-    status = CheckVector({"targets", args.targets}, {DType::kI32, DType::kI64},
-                         RowCount(logits));
+  const NamedView logits{"logits", args.logits};
+  const NamedView targets{"targets", args.targets};
+  const NamedView dlogits{"dlogits", args.dlogits};
+  FA2_RETURN_IF_ERROR(CheckRows(logits, kFloats));
+  FA2_RETURN_IF_ERROR(
+      CheckVector(targets, {DType::kI32, DType::kI64}, RowCount(args.logits)));
+  FA2_RETURN_IF_ERROR(CheckReals(args));
+  FA2_RETURN_IF_ERROR(CheckCoefficients(args));
+  if (dlogits.view.given()) FA2_RETURN_IF_ERROR(CheckRowsLike(dlogits, logits));
+  if (args.count.has_value() && *args.count < 0) {
+    return Status::InvalidArgument("count is " + std::to_string(*args.count) +
+                                   "; it must be 0 or more");
   }
-  if (status.ok()) status = CheckReals(args);
-  if (status.ok()) status = CheckCoefficients(args);
-  if (status.ok() && dlogits.given()) {
-    status = CheckRows({"dlogits", dlogits}, kFloats);
-    if (status.ok())
-      status = CheckType({"dlogits", dlogits}, {"logits", logits});
-    if (status.ok()) {
-      status =
-          CheckShape({"dlogits", dlogits}, logits.sizes, "the shape of logits");
+  // In place: every row is read before it is written.
+  const NamedView read = {"logits", SameView(args.logits, dlogits.view)
+                                        ? ConstTensorView{}
+                                        : args.logits};
+  FA2_RETURN_IF_ERROR(CheckOverlap({{"loss", args.loss},
+                                    {"z_loss_part", args.z_loss_part},
+                                    {"losses", args.losses},
+                                    dlogits},
+                                   {read, targets, {"weights", args.weights}}));
+  return CheckIndices(targets, args.logits.sizes[3], "the vocabulary",
+                      args.ignore_index, counted);
+}
+
+Status Run(const CrossEntropyArgs& args, Context& context) {
+  int64_t counted = 0;
+  FA2_RETURN_IF_ERROR(CheckCrossEntropy(args, &counted));
+  if (args.count == 0) return Status::Ok();
+
+  const int64_t rows = RowCount(args.logits);
+  const int64_t vocab = args.logits.sizes[3];
+  const int threads = context.impl().pool().num_threads();
+  CrossEntropyJob job;
+  job.logits = RowArray(args.logits);
+  job.targets = args.targets;
+  job.weights = args.weights;
+  job.ignore_index = args.ignore_index;
+  job.rows = rows;
+  job.vocab = static_cast<size_t>(vocab);
+  // Without a counted position every term is 0, whatever this is.
+  job.one_over_count =
+      1.0 /
+      static_cast<double>(args.count.value_or(std::max<int64_t>(1, counted)));
+  job.label_smoothing = args.label_smoothing;
+  job.z_loss = args.z_loss;
+  job.dtype = args.logits.dtype;
+  job.want_dlogits = args.dlogits.given();
+  if (job.want_dlogits) job.dlogits = RowArray(args.dlogits);
+  job.stream = WriteNonTemporal(Bytes(args.logits));
+
+  threading::Workspace workspace;
+  const size_t loss_bytes = threading::AlignUp(
+      sizeof(double) * static_cast<size_t>(std::max<int64_t>(1, rows)));
+  FA2_RETURN_IF_ERROR(context.impl().workspaces().Acquire(
+      2 * loss_bytes + ExpScratch(job.vocab) * ComputedSize(job.dtype) *
+                           static_cast<size_t>(threads),
+      &workspace));
+  job.losses = reinterpret_cast<double*>(workspace.data());
+  job.z_losses = reinterpret_cast<double*>(workspace.data() + loss_bytes);
+  job.scratch = workspace.data() + 2 * loss_bytes;
+
+  const auto kernel =
+      FA2_TARGET_FUNCTION(CrossEntropyRows, context.impl().targets());
+  ForRows(context, rows,
+          PipelinedRowsPerItem(rows, vocab, args.logits.dtype, threads),
+          [kernel, &job](RowRange range, int64_t /*item*/, int worker) {
+            kernel(job, range, worker);
+          });
+  if (args.loss.given()) {
+    WriteReal(args.loss, 0, args.accumulate_loss,
+              Sum(job.losses, rows) * job.one_over_count);
+  }
+  if (args.z_loss_part.given()) {
+    WriteReal(args.z_loss_part, 0, args.accumulate_loss,
+              Sum(job.z_losses, rows) * job.one_over_count);
+  }
+  if (args.losses.given()) {
+    for (int64_t row = 0; row < rows; ++row) {
+      WriteReal(args.losses, row, /*accumulate=*/false, job.losses[row]);
     }
   }
-  if (status.ok() && args.count.has_value() && *args.count < 0) {
-    status = Status::InvalidArgument("count is " + std::to_string(*args.count) +
-                                     "; it must be 0 or more");
-  }
-  if (status.ok()) {
-    // In place: every row is read before it is written.
-    const ConstTensorView read =
-        SameView(logits, dlogits) ? ConstTensorView{} : logits;
-    const ConstTensorView loss = args.loss;
-    const ConstTensorView z_loss_part = args.z_loss_part;
-    const ConstTensorView losses = args.losses;
-    status = CheckOverlap({{"loss", loss},
-                           {"z_loss_part", z_loss_part},
-                           {"losses", losses},
-                           {"dlogits", dlogits}},
-                          {{"logits", read},
-                           {"targets", args.targets},
-                           {"weights", args.weights}});
-  }
-  if (status.ok()) {
-    status = CheckIndices({"targets", args.targets}, logits.sizes[3],
-                          "the vocabulary", args.ignore_index, counted);
-  }
-  return status;
+  return Status::Ok();
 }
 
 }  // namespace
 }  // namespace ops
 
 Status CrossEntropy(const CrossEntropyArgs& args, Context* given) {
-  using namespace ops;
-  return WithContext(given, [&](Context* context) -> Status {
-    int64_t counted = 0;
-    Status status = CheckCrossEntropy(args, &counted);
-    if (!status.ok() || args.count == 0) return status;
-
-    const int64_t rows = RowCount(args.logits);
-    const int64_t vocab = args.logits.sizes[3];
-    CrossEntropyJob job;
-    job.logits = RowArray(args.logits);
-    job.targets = args.targets;
-    job.weights = args.weights;
-    job.ignore_index = args.ignore_index;
-    job.rows = rows;
-    job.vocab = static_cast<size_t>(vocab);
-    // Without a counted position every term is 0, whatever this is.
-    job.one_over_count =
-        1.0 /
-        static_cast<double>(args.count.value_or(std::max<int64_t>(1, counted)));
-    job.label_smoothing = args.label_smoothing;
-    job.z_loss = args.z_loss;
-    job.dtype = args.logits.dtype;
-    job.want_dlogits = args.dlogits.given();
-    if (job.want_dlogits) job.dlogits = RowArray(args.dlogits);
-    job.stream =
-        WriteNonTemporal(Elements(args.logits) *
-                         static_cast<int64_t>(SizeOf(args.logits.dtype)));
-
-    threading::Workspace workspace;
-    const size_t loss_bytes = threading::AlignUp(
-        sizeof(double) * static_cast<size_t>(std::max<int64_t>(1, rows)));
-    status = context->impl().workspaces().Acquire(
-        2 * loss_bytes +
-            ExpScratch(job.vocab) * ComputedSize(job.dtype) *
-                static_cast<size_t>(context->impl().pool().num_threads()),
-        &workspace);
-    if (!status.ok()) return status;
-    job.losses = reinterpret_cast<double*>(workspace.data());
-    job.z_losses = reinterpret_cast<double*>(workspace.data() + loss_bytes);
-    job.scratch = workspace.data() + 2 * loss_bytes;
-
-    const int64_t step = PipelinedRowsPerItem(
-        rows, vocab, args.logits.dtype, context->impl().pool().num_threads());
-    const auto kernel =
-        FA2_TARGET_FUNCTION(CrossEntropyRows, context->impl().targets());
-    context->impl().pool().For(
-        CeilDiv(rows, step),
-        [kernel, &job, step, rows](int64_t item, int worker) {
-          kernel(job, ItemRows(item, step, rows), worker);
-        });
-    if (args.loss.given()) {
-      WriteReal(args.loss, 0, args.accumulate_loss,
-                Sum(job.losses, rows) * job.one_over_count);
-    }
-    if (args.z_loss_part.given()) {
-      WriteReal(args.z_loss_part, 0, args.accumulate_loss,
-                Sum(job.z_losses, rows) * job.one_over_count);
-    }
-    if (args.losses.given()) {
-      for (int64_t row = 0; row < rows; ++row) {
-        WriteReal(args.losses, row, /*accumulate=*/false, job.losses[row]);
-      }
-    }
-    return status;
-  });
+  return ops::Call("cross_entropy", args.logits, given,
+                   [&](Context& context) { return ops::Run(args, context); });
 }
 
 }  // namespace fa2

@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "fa2/training_ops.h"
-#include "src/context/context_impl.h"
 #include "src/ops/arguments.h"
+#include "src/ops/call.h"
 #include "src/ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -148,106 +148,90 @@ const int64_t* SortByIndex(const ConstTensorView& ids, int64_t limit,
 }
 
 Status CheckEmbedding(const EmbeddingBackwardArgs& args) {
-  const ConstTensorView& dy = args.dy;
-  const ConstTensorView dweight = args.dweight;
-  Status status = CheckRows({"dy", dy}, kFloats);
-  if (status.ok()) {
-    status = CheckVector({"ids", args.ids}, {DType::kI32, DType::kI64},
-                         RowCount(dy));
+  const NamedView dy{"dy", args.dy};
+  const NamedView ids{"ids", args.ids};
+  const NamedView dweight{"dweight", args.dweight};
+  const auto& sizes = dweight.view.sizes;
+  FA2_RETURN_IF_ERROR(CheckRows(dy, kFloats));
+  FA2_RETURN_IF_ERROR(
+      CheckVector(ids, {DType::kI32, DType::kI64}, RowCount(args.dy)));
+  FA2_RETURN_IF_ERROR(CheckRows(dweight, kFloats));
+  if (dweight.view.dtype != DType::kF32) {
+    FA2_RETURN_IF_ERROR(CheckType(dweight, dy));
   }
-  if (status.ok()) {
-    status = CheckRows({"dweight", dweight}, kFloats);
-  }
-  if (status.ok() && dweight.dtype != DType::kF32) {
-    status = CheckType({"dweight", dweight}, {"dy", dy});
-  }
-  if (status.ok()) {
-    status =
-        CheckShape({"dweight", dweight}, {1, 1, dweight.sizes[2], dy.sizes[3]},
-                   "one row of dy's last size for every id");
-  }
-  if (status.ok()) {
-    status =
-        CheckOverlap({{"dweight", dweight}}, {{"dy", dy}, {"ids", args.ids}});
-  }
+  FA2_RETURN_IF_ERROR(CheckShape(dweight, {1, 1, sizes[2], args.dy.sizes[3]},
+                                 "one row of dy's last size for every id"));
+  FA2_RETURN_IF_ERROR(CheckOverlap({dweight}, {dy, ids}));
   int64_t counted = 0;
-  if (status.ok()) {
-    status = CheckIndices({"ids", args.ids}, dweight.sizes[2],
-                          "the rows of dweight", std::nullopt, &counted);
-  }
-  return status;
+  return CheckIndices(ids, sizes[2], "the rows of dweight", std::nullopt,
+                      &counted);
 }
 
 // Zeros in the rows that no id names.
-void ClearUnnamedRows(const threading::Pool& pool, const EmbeddingJob& job,
+void ClearUnnamedRows(const Context& context, const EmbeddingJob& job,
                       const ConstTensorView& shape) {
   const size_t row_bytes =
       static_cast<size_t>(shape.sizes[3]) * SizeOf(shape.dtype);
-  const int64_t step = RowsPerItem(shape.sizes[3], shape.dtype);
-  const int64_t count = shape.sizes[2];
-  pool.For(
-      CeilDiv(count, step), [&job, row_bytes, step, count](int64_t item, int) {
-        const RowRange range = ItemRows(item, step, count);
-        const int64_t* at =
-            std::lower_bound(job.order, job.order + job.tokens, range.begin,
-                             [&job](int64_t position, int64_t id) {
-                               return IndexAt(job.ids, position) < id;
-                             });
-        for (int64_t row = range.begin; row < range.end; ++row) {
-          const int64_t* const first = at;
-          while (at != job.order + job.tokens && IndexAt(job.ids, *at) == row)
-            ++at;
-          if (at == first)
-            std::memset(job.dweight.Out<std::byte>(row), 0, row_bytes);
-        }
-      });
+  ForRows(context, shape.sizes[2], RowsPerItem(shape.sizes[3], shape.dtype),
+          [&job, row_bytes](RowRange range, int64_t /*item*/, int /*worker*/) {
+            const int64_t* const end = job.order + job.tokens;
+            const int64_t* at =
+                std::lower_bound(job.order, end, range.begin,
+                                 [&job](int64_t position, int64_t id) {
+                                   return IndexAt(job.ids, position) < id;
+                                 });
+            for (int64_t row = range.begin; row < range.end; ++row) {
+              const int64_t* const first = at;
+              while (at != end && IndexAt(job.ids, *at) == row) ++at;
+              if (at == first) {
+                std::memset(job.dweight.Out<std::byte>(row), 0, row_bytes);
+              }
+            }
+          });
+}
+
+Status Run(const EmbeddingBackwardArgs& args, Context& context) {
+  FA2_RETURN_IF_ERROR(CheckEmbedding(args));
+  const ConstTensorView& dy = args.dy;
+  const ConstTensorView dweight = args.dweight;
+  EmbeddingJob job;
+  job.dy = RowArray(dy);
+  job.dweight = RowArray(dweight);
+  job.ids = args.ids;
+  job.tokens = args.ids.sizes[3];
+  job.dim = dy.sizes[3];
+  job.column_items = CeilDiv(job.dim, kEmbeddingColumns);
+  job.accumulate = args.accumulate_dweight;
+  job.stream = WriteNonTemporal(Elements(dy) *
+                                static_cast<int64_t>(SizeOf(dweight.dtype)));
+  job.dtype = dy.dtype;
+  job.dweight_dtype = dweight.dtype;
+
+  threading::Workspace workspace;
+  const auto tokens = static_cast<size_t>(job.tokens);
+  if (tokens > 0 && job.dim > 0) {
+    FA2_RETURN_IF_ERROR(context.impl().workspaces().Acquire(
+        2 * tokens * sizeof(int64_t), &workspace));
+    auto* const order = reinterpret_cast<int64_t*>(workspace.data());
+    job.order = SortByIndex(args.ids, dweight.sizes[2], order, order + tokens);
+  }
+  if (!job.accumulate && Elements(dweight) > 0) {
+    ClearUnnamedRows(context, job, dweight);
+  }
+  if (job.order == nullptr) return Status::Ok();
+  const auto kernel = FA2_TARGET_FUNCTION(AddTokens, context.impl().targets());
+  context.impl().pool().For(
+      CeilDiv(job.tokens, kEmbeddingTokens) * job.column_items,
+      [kernel, &job](int64_t item, int /*worker*/) { kernel(job, item); });
+  return Status::Ok();
 }
 
 }  // namespace
 }  // namespace ops
 
 Status EmbeddingBackward(const EmbeddingBackwardArgs& args, Context* given) {
-  using namespace ops;
-  return WithContext(given, [&](Context* context) -> Status {
-    Status status = CheckEmbedding(args);
-    if (!status.ok()) return status;
-
-    const ConstTensorView& dy = args.dy;
-    const ConstTensorView dweight = args.dweight;
-    EmbeddingJob job;
-    job.dy = RowArray(dy);
-    job.dweight = RowArray(dweight);
-    job.ids = args.ids;
-    job.tokens = args.ids.sizes[3];
-    job.dim = dy.sizes[3];
-    job.column_items = CeilDiv(job.dim, kEmbeddingColumns);
-    job.accumulate = args.accumulate_dweight;
-    job.stream = WriteNonTemporal(Elements(dy) *
-                                  static_cast<int64_t>(SizeOf(dweight.dtype)));
-    job.dtype = dy.dtype;
-    job.dweight_dtype = dweight.dtype;
-
-    threading::Workspace workspace;
-    const auto tokens = static_cast<size_t>(job.tokens);
-    if (tokens > 0 && job.dim > 0) {
-      status = context->impl().workspaces().Acquire(
-          2 * tokens * sizeof(int64_t), &workspace);
-      if (!status.ok()) return status;
-      auto* const order = reinterpret_cast<int64_t*>(workspace.data());
-      job.order =
-          SortByIndex(args.ids, dweight.sizes[2], order, order + tokens);
-    }
-    const threading::Pool& pool = context->impl().pool();
-    if (!job.accumulate && Elements(dweight) > 0) {
-      ClearUnnamedRows(pool, job, dweight);
-    }
-    if (job.order == nullptr) return status;
-    const auto kernel =
-        FA2_TARGET_FUNCTION(AddTokens, context->impl().targets());
-    pool.For(CeilDiv(job.tokens, kEmbeddingTokens) * job.column_items,
-             [kernel, &job](int64_t item, int) { kernel(job, item); });
-    return status;
-  });
+  return ops::Call("embedding_backward", args.dy, given,
+                   [&](Context& context) { return ops::Run(args, context); });
 }
 
 }  // namespace fa2

@@ -10,8 +10,8 @@
 #include <string>
 
 #include "fa2/training_ops.h"
-#include "src/context/context_impl.h"
 #include "src/ops/arguments.h"
+#include "src/ops/call.h"
 #include "src/ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -314,12 +314,8 @@ Status CheckBackward(const RmsNormBackwardArgs& args) {
   const NamedView dx{"dx", args.dx};
   const NamedView dweight{"dweight", args.dweight};
   FA2_RETURN_IF_ERROR(CheckRows(x, kFloats));
-  for (const NamedView* rows : {&dy, &dx}) {
-    if (rows == &dx && !dx.view.given()) continue;
-    FA2_RETURN_IF_ERROR(CheckRows(*rows, kFloats));
-    FA2_RETURN_IF_ERROR(CheckType(*rows, x));
-    FA2_RETURN_IF_ERROR(CheckShape(*rows, x.view.sizes, "the shape of x"));
-  }
+  FA2_RETURN_IF_ERROR(CheckRowsLike(dy, x));
+  if (dx.view.given()) FA2_RETURN_IF_ERROR(CheckRowsLike(dx, x));
   FA2_RETURN_IF_ERROR(CheckWeight(weight, x));
   if (dweight.view.given()) FA2_RETURN_IF_ERROR(CheckWeight(dweight, x));
   FA2_RETURN_IF_ERROR(CheckEps(args.eps));
@@ -336,9 +332,75 @@ RmsNormJob MakeJob(const ConstTensorView& x, const ConstTensorView& weight,
   job.eps = eps;
   job.dtype = x.dtype;
   job.weight_dtype = weight.dtype;
-  job.stream =
-      WriteNonTemporal(Elements(x) * static_cast<int64_t>(SizeOf(x.dtype)));
+  job.stream = WriteNonTemporal(Bytes(x));
   return job;
+}
+
+Status Forward(const ConstTensorView& x, const ConstTensorView& weight,
+               double eps, const TensorView& y, const Context& context) {
+  FA2_RETURN_IF_ERROR(CheckRows({"x", x}, kFloats));
+  FA2_RETURN_IF_ERROR(CheckRowsLike({"y", y}, {"x", x}));
+  FA2_RETURN_IF_ERROR(CheckWeight({"weight", weight}, {"x", x}));
+  FA2_RETURN_IF_ERROR(CheckEps(eps));
+  FA2_RETURN_IF_ERROR(CheckOverlap({{"y", y}}, {{"x", x}, {"weight", weight}}));
+  if (Elements(x) == 0) return Status::Ok();
+
+  RmsNormJob job = MakeJob(x, weight, eps);
+  job.y = RowArray(y);
+  const auto kernel =
+      FA2_TARGET_FUNCTION(RmsNormRows, context.impl().targets());
+  ForRows(context, job.rows, RowsPerItem(x.sizes[3], x.dtype),
+          [kernel, &job](RowRange range, int64_t /*item*/, int /*worker*/) {
+            kernel(job, range);
+          });
+  return Status::Ok();
+}
+
+Status Backward(const RmsNormBackwardArgs& args, Context& context) {
+  FA2_RETURN_IF_ERROR(CheckBackward(args));
+  const ConstTensorView& x = args.x;
+  const ConstTensorView dx = args.dx;
+  const ConstTensorView dweight = args.dweight;
+  if (x.sizes[3] == 0) return Status::Ok();
+
+  RmsNormJob job = MakeJob(x, args.weight, args.eps);
+  job.dy = RowArray(args.dy);
+  job.want_dx = dx.given();
+  if (job.want_dx) job.dx = RowArray(dx);
+  const int64_t step = dweight.given() ? RowsPerPiece(job.rows)
+                                       : RowsPerItem(x.sizes[3], x.dtype);
+  job.pieces = CeilDiv(job.rows, step);
+
+  threading::Workspace workspace;
+  if (dweight.given()) {
+    job.dweight = args.dweight.data;
+    job.dweight_dtype = dweight.dtype;
+    job.accumulate_dweight = args.accumulate_dweight;
+    // Room for a whole vector that begins at the last column.
+    const size_t row_bytes =
+        threading::AlignUp(job.dim * ComputedSize(x.dtype) + kMostVectorBytes);
+    job.partial_stride = row_bytes / ComputedSize(x.dtype);
+    // One piece more than there are keeps the pointer valid without rows.
+    FA2_RETURN_IF_ERROR(context.impl().workspaces().Acquire(
+        row_bytes * static_cast<size_t>(job.pieces + 1), &workspace));
+    job.partial = workspace.data();
+  }
+  const int64_t targets = context.impl().targets();
+  if (job.want_dx || dweight.given()) {
+    const auto kernel = FA2_TARGET_FUNCTION(RmsNormBackwardRows, targets);
+    ForRows(context, job.rows, step,
+            [kernel, &job](RowRange range, int64_t piece, int /*worker*/) {
+              kernel(job, range, piece);
+            });
+  }
+  if (dweight.given()) {
+    const auto reduce = FA2_TARGET_FUNCTION(RmsNormReduce, targets);
+    ForRows(context, x.sizes[3], kReduceColumns,
+            [reduce, &job](RowRange columns, int64_t /*item*/, int /*worker*/) {
+              reduce(job, columns);
+            });
+  }
+  return Status::Ok();
 }
 
 }  // namespace
@@ -346,84 +408,14 @@ RmsNormJob MakeJob(const ConstTensorView& x, const ConstTensorView& weight,
 
 Status RmsNorm(const ConstTensorView& x, const ConstTensorView& weight,
                double eps, const TensorView& y, Context* given) {
-  using namespace ops;
-  return WithContext(given, [&](Context* context) -> Status {
-    Status status = CheckRows({"x", x}, kFloats);
-    if (status.ok()) status = CheckRows({"y", y}, kFloats);
-    if (status.ok()) status = CheckType({"y", y}, {"x", x});
-    if (status.ok()) status = CheckShape({"y", y}, x.sizes, "the shape of x");
-    if (status.ok()) status = CheckWeight({"weight", weight}, {"x", x});
-    if (status.ok()) status = CheckEps(eps);
-    if (status.ok()) {
-      status = CheckOverlap({{"y", y}}, {{"x", x}, {"weight", weight}});
-    }
-    if (!status.ok() || Elements(x) == 0) return status;
-
-    RmsNormJob job = MakeJob(x, weight, eps);
-    job.y = RowArray(y);
-    const int64_t rows = RowCount(x);
-    const int64_t step = RowsPerItem(x.sizes[3], x.dtype);
-    const auto kernel =
-        FA2_TARGET_FUNCTION(RmsNormRows, context->impl().targets());
-    context->impl().pool().For(CeilDiv(rows, step),
-                               [kernel, &job, step, rows](int64_t item, int) {
-                                 kernel(job, ItemRows(item, step, rows));
-                               });
-    return status;
+  return ops::Call("rms_norm", x, given, [&](Context& context) {
+    return ops::Forward(x, weight, eps, y, context);
   });
 }
 
 Status RmsNormBackward(const RmsNormBackwardArgs& args, Context* given) {
-  using namespace ops;
-  return WithContext(given, [&](Context* context) -> Status {
-    const ConstTensorView& x = args.x;
-    const ConstTensorView dx = args.dx;
-    const ConstTensorView dweight = args.dweight;
-    Status status = CheckBackward(args);
-    if (!status.ok() || x.sizes[3] == 0) return status;
-
-    RmsNormJob job = MakeJob(x, args.weight, args.eps);
-    const int64_t rows = RowCount(x);
-    job.dy = RowArray(args.dy);
-    job.want_dx = dx.given();
-    if (job.want_dx) job.dx = RowArray(dx);
-    const int64_t step =
-        dweight.given() ? RowsPerPiece(rows) : RowsPerItem(x.sizes[3], x.dtype);
-    job.pieces = CeilDiv(rows, step);
-
-    threading::Workspace workspace;
-    if (dweight.given()) {
-      job.dweight = args.dweight.data;
-      job.dweight_dtype = dweight.dtype;
-      job.accumulate_dweight = args.accumulate_dweight;
-      // Room for a whole vector that begins at the last column.
-      const size_t row_bytes = threading::AlignUp(
-          job.dim * ComputedSize(x.dtype) + kMostVectorBytes);
-      job.partial_stride = row_bytes / ComputedSize(x.dtype);
-      // One piece more than there are keeps the pointer valid without rows.
-      status = context->impl().workspaces().Acquire(
-          row_bytes * static_cast<size_t>(job.pieces + 1), &workspace);
-      if (!status.ok()) return status;
-      job.partial = workspace.data();
-    }
-    const int64_t targets = context->impl().targets();
-    if (job.want_dx || dweight.given()) {
-      const auto kernel = FA2_TARGET_FUNCTION(RmsNormBackwardRows, targets);
-      context->impl().pool().For(
-          job.pieces, [kernel, &job, step, rows](int64_t item, int) {
-            kernel(job, ItemRows(item, step, rows), item);
-          });
-    }
-    if (dweight.given()) {
-      const auto reduce = FA2_TARGET_FUNCTION(RmsNormReduce, targets);
-      context->impl().pool().For(
-          CeilDiv(x.sizes[3], kReduceColumns),
-          [reduce, &job](int64_t item, int) {
-            reduce(job, ItemRows(item, kReduceColumns,
-                                 static_cast<int64_t>(job.dim)));
-          });
-    }
-    return status;
+  return ops::Call("rms_norm_backward", args.x, given, [&](Context& context) {
+    return ops::Backward(args, context);
   });
 }
 

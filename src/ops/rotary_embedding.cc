@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "fa2/training_ops.h"
-#include "src/context/context_impl.h"
 #include "src/ops/arguments.h"
+#include "src/ops/call.h"
 #include "src/ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -180,24 +180,15 @@ View HeadsInside(View x) {
 
 Status Turn(const NamedView& in, ConstTensorView cos, ConstTensorView sin,
             bool interleaved, bool back, const char* out_name,
-            const TensorView& out, Context* context) {
-  const ConstTensorView y = out;
-  Status status = CheckRows(in, kFloats);
-  if (status.ok()) status = CheckRows({out_name, y}, kFloats);
-  if (status.ok()) status = CheckType({out_name, y}, in);
-  if (status.ok()) {
-    status = CheckShape({out_name, y}, in.view.sizes, "the shape of its input");
-  }
-  if (status.ok()) status = CheckAngles({"cos", cos}, in);
-  if (status.ok()) status = CheckAngles({"sin", sin}, in);
-  if (status.ok()) status = CheckType({"sin", sin}, {"cos", cos});
-  if (status.ok() && sin.sizes != cos.sizes) {
-    status = CheckShape({"sin", sin}, cos.sizes, "the shape of cos");
-  }
-  if (status.ok()) {
-    status = CheckOverlap({{out_name, y}}, {in, {"cos", cos}, {"sin", sin}});
-  }
-  if (!status.ok() || Elements(in.view) == 0) return status;
+            const TensorView& out, const Context& context) {
+  const NamedView y{out_name, out};
+  FA2_RETURN_IF_ERROR(CheckRows(in, kFloats));
+  FA2_RETURN_IF_ERROR(CheckRowsLike(y, in));
+  FA2_RETURN_IF_ERROR(CheckAngles({"cos", cos}, in));
+  FA2_RETURN_IF_ERROR(CheckAngles({"sin", sin}, in));
+  FA2_RETURN_IF_ERROR(CheckRowsLike({"sin", sin}, {"cos", cos}));
+  FA2_RETURN_IF_ERROR(CheckOverlap({y}, {in, {"cos", cos}, {"sin", sin}}));
+  if (Elements(in.view) == 0) return Status::Ok();
 
   ConstTensorView from = in.view;
   TensorView to = out;
@@ -221,22 +212,19 @@ Status Turn(const NamedView& in, ConstTensorView cos, ConstTensorView sin,
   job.back = back;
   job.dtype = from.dtype;
   job.angle_dtype = cos.dtype;
-  const int64_t rows = RowCount(from);
-  const int64_t step = RowsPerItem(from.sizes[3], from.dtype);
-  const auto kernel =
-      FA2_TARGET_FUNCTION(RotaryRows, context->impl().targets());
-  context->impl().pool().For(CeilDiv(rows, step),
-                             [kernel, &job, step, rows](int64_t item, int) {
-                               kernel(job, ItemRows(item, step, rows));
-                             });
-  return status;
+  const auto kernel = FA2_TARGET_FUNCTION(RotaryRows, context.impl().targets());
+  ForRows(context, RowCount(from), RowsPerItem(from.sizes[3], from.dtype),
+          [kernel, &job](RowRange range, int64_t /*item*/, int /*worker*/) {
+            kernel(job, range);
+          });
+  return Status::Ok();
 }
 
 }  // namespace
 }  // namespace ops
 
 Status RotaryEmbedding(const RotaryEmbeddingArgs& args, Context* given) {
-  return WithContext(given, [&](Context* context) {
+  return ops::Call("rotary_embedding", args.x, given, [&](Context& context) {
     return ops::Turn({"x", args.x}, args.cos, args.sin, args.interleaved,
                      /*back=*/false, "y", args.y, context);
   });
@@ -244,10 +232,11 @@ Status RotaryEmbedding(const RotaryEmbeddingArgs& args, Context* given) {
 
 Status RotaryEmbeddingBackward(const RotaryEmbeddingBackwardArgs& args,
                                Context* given) {
-  return WithContext(given, [&](Context* context) {
-    return ops::Turn({"dy", args.dy}, args.cos, args.sin, args.interleaved,
-                     /*back=*/true, "dx", args.dx, context);
-  });
+  return ops::Call(
+      "rotary_embedding_backward", args.dy, given, [&](Context& context) {
+        return ops::Turn({"dy", args.dy}, args.cos, args.sin, args.interleaved,
+                         /*back=*/true, "dx", args.dx, context);
+      });
 }
 
 }  // namespace fa2

@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "fa2/training_ops.h"
-#include "src/context/context_impl.h"
 #include "src/ops/arguments.h"
+#include "src/ops/call.h"
 #include "src/ops/row_exp_scratch.h"
 #include "src/ops/rows.h"
 
@@ -111,6 +111,7 @@ HWY_EXPORT(SoftmaxBackwardRows);
 using SoftmaxKernel = void (*)(const SoftmaxJob& job, RowRange rows,
                                int worker);
 
+// Over all rows of `shape`.
 void RunSoftmax(const Context& context, SoftmaxKernel kernel,
                 const ConstTensorView& shape, SoftmaxJob* job) {
   const int64_t rows = RowCount(shape);
@@ -118,67 +119,65 @@ void RunSoftmax(const Context& context, SoftmaxKernel kernel,
   job->dim = static_cast<size_t>(shape.sizes[3]);
   if (rows == 0 || job->dim == 0) return;
   job->dtype = shape.dtype;
-  job->stream = WriteNonTemporal(Elements(shape) *
-                                 static_cast<int64_t>(SizeOf(shape.dtype)));
+  job->stream = WriteNonTemporal(Bytes(shape));
   const int64_t step = PipelinedRowsPerItem(
       rows, shape.sizes[3], shape.dtype, context.impl().pool().num_threads());
-  context.impl().pool().For(
-      CeilDiv(rows, step), [kernel, job, step, rows](int64_t item, int worker) {
-        kernel(*job, ItemRows(item, step, rows), worker);
-      });
+  ForRows(context, rows, step,
+          [kernel, job](RowRange range, int64_t /*item*/, int worker) {
+            kernel(*job, range, worker);
+          });
+}
+
+Status Forward(const ConstTensorView& x, const TensorView& y,
+               Context& context) {
+  FA2_RETURN_IF_ERROR(CheckRows({"x", x}, kFloats));
+  FA2_RETURN_IF_ERROR(CheckRowsLike({"y", y}, {"x", x}));
+  FA2_RETURN_IF_ERROR(CheckOverlap({{"y", y}}, {{"x", x}}));
+  if (Elements(x) == 0) return Status::Ok();
+  SoftmaxJob job;
+  job.x = RowArray(x);
+  job.y = RowArray(y);
+  threading::Workspace workspace;
+  FA2_RETURN_IF_ERROR(context.impl().workspaces().Acquire(
+      ExpScratch(static_cast<size_t>(x.sizes[3])) * ComputedSize(x.dtype) *
+          static_cast<size_t>(context.impl().pool().num_threads()),
+      &workspace));
+  job.scratch = workspace.data();
+  RunSoftmax(context,
+             FA2_TARGET_FUNCTION(SoftmaxRows, context.impl().targets()), x,
+             &job);
+  return Status::Ok();
+}
+
+Status Backward(const ConstTensorView& dy, const ConstTensorView& y,
+                const TensorView& dx, Context& context) {
+  FA2_RETURN_IF_ERROR(CheckRows({"y", y}, kFloats));
+  FA2_RETURN_IF_ERROR(CheckRowsLike({"dy", dy}, {"y", y}));
+  FA2_RETURN_IF_ERROR(CheckRowsLike({"dx", dx}, {"y", y}));
+  FA2_RETURN_IF_ERROR(CheckOverlap({{"dx", dx}}, {{"dy", dy}, {"y", y}}));
+  SoftmaxJob job;
+  job.y = RowArray(y);
+  job.dy = RowArray(dy);
+  job.dx = RowArray(dx);
+  RunSoftmax(context,
+             FA2_TARGET_FUNCTION(SoftmaxBackwardRows, context.impl().targets()),
+             y, &job);
+  return Status::Ok();
 }
 
 }  // namespace
 }  // namespace ops
 
 Status Softmax(const ConstTensorView& x, const TensorView& y, Context* given) {
-  using namespace ops;
-  return WithContext(given, [&](Context* context) -> Status {
-    Status status = CheckRows({"x", x}, kFloats);
-    if (status.ok()) status = CheckRows({"y", y}, kFloats);
-    if (status.ok()) status = CheckType({"y", y}, {"x", x});
-    if (status.ok()) status = CheckShape({"y", y}, x.sizes, "the shape of x");
-    if (status.ok()) status = CheckOverlap({{"y", y}}, {{"x", x}});
-    if (!status.ok() || Elements(x) == 0) return status;
-    SoftmaxJob job;
-    job.x = RowArray(x);
-    job.y = RowArray(y);
-    threading::Workspace workspace;
-    status = context->impl().workspaces().Acquire(
-        ExpScratch(static_cast<size_t>(x.sizes[3])) * ComputedSize(x.dtype) *
-            static_cast<size_t>(context->impl().pool().num_threads()),
-        &workspace);
-    if (!status.ok()) return status;
-    job.scratch = workspace.data();
-    RunSoftmax(*context,
-               FA2_TARGET_FUNCTION(SoftmaxRows, context->impl().targets()), x,
-               &job);
-    return status;
+  return ops::Call("softmax", x, given, [&](Context& context) {
+    return ops::Forward(x, y, context);
   });
 }
 
 Status SoftmaxBackward(const ConstTensorView& dy, const ConstTensorView& y,
                        const TensorView& dx, Context* given) {
-  using namespace ops;
-  return WithContext(given, [&](Context* context) -> Status {
-    Status status = CheckRows({"y", y}, kFloats);
-    for (const NamedView& other : {NamedView{"dy", dy}, NamedView{"dx", dx}}) {
-      if (status.ok()) status = CheckRows(other, kFloats);
-      if (status.ok()) status = CheckType(other, {"y", y});
-      if (status.ok()) status = CheckShape(other, y.sizes, "the shape of y");
-    }
-    if (status.ok())
-      status = CheckOverlap({{"dx", dx}}, {{"dy", dy}, {"y", y}});
-    if (!status.ok()) return status;
-    SoftmaxJob job;
-    job.y = RowArray(y);
-    job.dy = RowArray(dy);
-    job.dx = RowArray(dx);
-    RunSoftmax(
-        *context,
-        FA2_TARGET_FUNCTION(SoftmaxBackwardRows, context->impl().targets()), y,
-        &job);
-    return status;
+  return ops::Call("softmax_backward", y, given, [&](Context& context) {
+    return ops::Backward(dy, y, dx, context);
   });
 }
 

@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "fa2/training_ops.h"
-#include "src/context/context_impl.h"
 #include "src/ops/arguments.h"
+#include "src/ops/call.h"
 #include "src/ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -121,26 +121,58 @@ HWY_EXPORT(SwiGluBackwardRows);
 
 using SwiGluKernel = void (*)(const SwiGluJob& job, RowRange rows);
 
-Status CheckLikeGate(const NamedView& x, const ConstTensorView& gate) {
-  Status status = CheckRows(x, kFloats);
-  if (status.ok()) status = CheckType(x, {"gate", gate});
-  if (status.ok()) status = CheckShape(x, gate.sizes, "the shape of gate");
-  return status;
-}
-
 void RunSwiGlu(const Context& context, SwiGluKernel kernel,
                const ConstTensorView& gate, SwiGluJob* job) {
   const int64_t rows = RowCount(gate);
   job->dim = static_cast<size_t>(gate.sizes[3]);
   if (rows == 0 || job->dim == 0) return;
   job->dtype = gate.dtype;
-  job->stream = WriteNonTemporal(Elements(gate) *
-                                 static_cast<int64_t>(SizeOf(gate.dtype)));
-  const int64_t step = RowsPerItem(gate.sizes[3], gate.dtype);
-  context.impl().pool().For(CeilDiv(rows, step),
-                            [kernel, job, step, rows](int64_t item, int) {
-                              kernel(*job, ItemRows(item, step, rows));
-                            });
+  job->stream = WriteNonTemporal(Bytes(gate));
+  ForRows(context, rows, RowsPerItem(gate.sizes[3], gate.dtype),
+          [kernel, job](RowRange range, int64_t /*item*/, int /*worker*/) {
+            kernel(*job, range);
+          });
+}
+
+Status Forward(const ConstTensorView& gate, const ConstTensorView& up,
+               const TensorView& y, const Context& context) {
+  FA2_RETURN_IF_ERROR(CheckRows({"gate", gate}, kFloats));
+  FA2_RETURN_IF_ERROR(CheckRowsLike({"up", up}, {"gate", gate}));
+  FA2_RETURN_IF_ERROR(CheckRowsLike({"y", y}, {"gate", gate}));
+  FA2_RETURN_IF_ERROR(CheckOverlap({{"y", y}}, {{"gate", gate}, {"up", up}}));
+  SwiGluJob job;
+  job.gate = RowArray(gate);
+  job.up = RowArray(up);
+  job.y = RowArray(y);
+  RunSwiGlu(context, FA2_TARGET_FUNCTION(SwiGluRows, context.impl().targets()),
+            gate, &job);
+  return Status::Ok();
+}
+
+Status Backward(const SwiGluBackwardArgs& args, const Context& context) {
+  const NamedView gate{"gate", args.gate};
+  const NamedView dgate{"dgate", args.dgate};
+  const NamedView dup{"dup", args.dup};
+  FA2_RETURN_IF_ERROR(CheckRows(gate, kFloats));
+  FA2_RETURN_IF_ERROR(CheckRowsLike({"dy", args.dy}, gate));
+  FA2_RETURN_IF_ERROR(CheckRowsLike({"up", args.up}, gate));
+  for (const NamedView* out : {&dgate, &dup}) {
+    if (out->view.given()) FA2_RETURN_IF_ERROR(CheckRowsLike(*out, gate));
+  }
+  FA2_RETURN_IF_ERROR(
+      CheckOverlap({dgate, dup}, {{"dy", args.dy}, gate, {"up", args.up}}));
+  SwiGluJob job;
+  job.gate = RowArray(args.gate);
+  job.up = RowArray(args.up);
+  job.dy = RowArray(args.dy);
+  job.want_dgate = dgate.view.given();
+  job.want_dup = dup.view.given();
+  if (job.want_dgate) job.dgate = RowArray(dgate.view);
+  if (job.want_dup) job.dup = RowArray(dup.view);
+  RunSwiGlu(context,
+            FA2_TARGET_FUNCTION(SwiGluBackwardRows, context.impl().targets()),
+            args.gate, &job);
+  return Status::Ok();
 }
 
 }  // namespace
@@ -148,56 +180,14 @@ void RunSwiGlu(const Context& context, SwiGluKernel kernel,
 
 Status SwiGlu(const ConstTensorView& gate, const ConstTensorView& up,
               const TensorView& y, Context* given) {
-  using namespace ops;
-  return WithContext(given, [&](Context* context) -> Status {
-    Status status = CheckRows({"gate", gate}, kFloats);
-    if (status.ok()) status = CheckLikeGate({"up", up}, gate);
-    if (status.ok()) status = CheckLikeGate({"y", y}, gate);
-    if (status.ok())
-      status = CheckOverlap({{"y", y}}, {{"gate", gate}, {"up", up}});
-    if (!status.ok()) return status;
-    SwiGluJob job;
-    job.gate = RowArray(gate);
-    job.up = RowArray(up);
-    job.y = RowArray(y);
-    RunSwiGlu(*context,
-              FA2_TARGET_FUNCTION(SwiGluRows, context->impl().targets()), gate,
-              &job);
-    return status;
+  return ops::Call("swiglu", gate, given, [&](Context& context) {
+    return ops::Forward(gate, up, y, context);
   });
 }
 
 Status SwiGluBackward(const SwiGluBackwardArgs& args, Context* given) {
-  using namespace ops;
-  return WithContext(given, [&](Context* context) -> Status {
-    const ConstTensorView& gate = args.gate;
-    const ConstTensorView dgate = args.dgate;
-    const ConstTensorView dup = args.dup;
-    Status status = CheckRows({"gate", gate}, kFloats);
-    if (status.ok()) status = CheckLikeGate({"dy", args.dy}, gate);
-    if (status.ok()) status = CheckLikeGate({"up", args.up}, gate);
-    if (status.ok() && dgate.given()) {
-      status = CheckLikeGate({"dgate", dgate}, gate);
-    }
-    if (status.ok() && dup.given()) status = CheckLikeGate({"dup", dup}, gate);
-    if (status.ok()) {
-      status = CheckOverlap({{"dgate", dgate}, {"dup", dup}},
-                            {{"dy", args.dy}, {"gate", gate}, {"up", args.up}});
-    }
-    if (!status.ok()) return status;
-    SwiGluJob job;
-    job.gate = RowArray(gate);
-    job.up = RowArray(args.up);
-    job.dy = RowArray(args.dy);
-    job.want_dgate = dgate.given();
-    job.want_dup = dup.given();
-    if (job.want_dgate) job.dgate = RowArray(dgate);
-    if (job.want_dup) job.dup = RowArray(dup);
-    RunSwiGlu(
-        *context,
-        FA2_TARGET_FUNCTION(SwiGluBackwardRows, context->impl().targets()),
-        gate, &job);
-    return status;
+  return ops::Call("swiglu_backward", args.gate, given, [&](Context& context) {
+    return ops::Backward(args, context);
   });
 }
 

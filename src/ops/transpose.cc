@@ -10,8 +10,8 @@
 #include <initializer_list>
 
 #include "fa2/training_ops.h"
-#include "src/context/context_impl.h"
 #include "src/ops/arguments.h"
+#include "src/ops/call.h"
 #include "src/ops/rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -298,60 +298,62 @@ namespace {
 
 HWY_EXPORT(TransposeTiles);
 
+Status Run(const ConstTensorView& in, const TensorView& out,
+           const Context& context) {
+  const std::initializer_list<DType> types = {DType::kF32, DType::kBF16,
+                                              DType::kF16, DType::kF64,
+                                              DType::kI32, DType::kI64};
+  FA2_RETURN_IF_ERROR(CheckRows({"in", in}, types));
+  FA2_RETURN_IF_ERROR(CheckRows({"out", out}, types));
+  FA2_RETURN_IF_ERROR(CheckType({"out", out}, {"in", in}));
+  FA2_RETURN_IF_ERROR(CheckShape(
+      {"out", out}, {in.sizes[0], in.sizes[1], in.sizes[3], in.sizes[2]},
+      "the shape of in with its last two sizes swapped"));
+  FA2_RETURN_IF_ERROR(CheckOverlap({{"out", out}}, {{"in", in}}));
+  if (Elements(in) == 0) return Status::Ok();
+
+  TransposeJob job;
+  job.in = static_cast<const std::byte*>(in.data);
+  job.out = static_cast<std::byte*>(out.data);
+  job.rows = in.sizes[2];
+  job.cols = in.sizes[3];
+  job.heads = in.sizes[1];
+  job.element = SizeOf(in.dtype);
+  const auto size = static_cast<int64_t>(job.element);
+  for (int dim = 0; dim < 3; ++dim) {
+    job.in_strides[dim] = in.strides[dim] * size;
+    job.out_strides[dim] = out.strides[dim] * size;
+  }
+  job.stream = WriteNonTemporal(Bytes(in));
+  // Items of 512 x 512: the pages of their 1,024 rows, in and out, stay in the
+  // second-level TLB (2,048 entries) from tile to tile. Smaller ones where
+  // there would be few of them.
+  constexpr int64_t kItem = 512;
+  constexpr int64_t kItemsPerThread = 8;
+  job.item_cols = kItem;
+  job.item_rows = Elements(in) / (kItem * kItem) >=
+                          kItemsPerThread * context.impl().pool().num_threads()
+                      ? kItem
+                      : 64;
+  job.row_items = CeilDiv(job.rows, job.item_rows);
+  job.col_items = CeilDiv(job.cols, job.item_cols);
+  const int64_t items =
+      in.sizes[0] * in.sizes[1] * job.row_items * job.col_items;
+  const auto kernel =
+      FA2_TARGET_FUNCTION(TransposeTiles, context.impl().targets());
+  context.impl().pool().For(
+      items,
+      [kernel, &job](int64_t item, int /*worker*/) { kernel(job, item); });
+  return Status::Ok();
+}
+
 }  // namespace
 }  // namespace ops
 
 Status Transpose2d(const ConstTensorView& in, const TensorView& out,
                    Context* given) {
-  using namespace ops;
-  return WithContext(given, [&](Context* context) -> Status {
-    const std::initializer_list<DType> types = {DType::kF32, DType::kBF16,
-                                                DType::kF16, DType::kF64,
-                                                DType::kI32, DType::kI64};
-    Status status = CheckRows({"in", in}, types);
-    if (status.ok()) status = CheckRows({"out", out}, types);
-    if (status.ok()) status = CheckType({"out", out}, {"in", in});
-    if (status.ok()) {
-      status = CheckShape({"out", out},
-                          {in.sizes[0], in.sizes[1], in.sizes[3], in.sizes[2]},
-                          "the shape of in with its last two sizes swapped");
-    }
-    if (status.ok()) status = CheckOverlap({{"out", out}}, {{"in", in}});
-    if (!status.ok() || Elements(in) == 0) return status;
-
-    TransposeJob job;
-    job.in = static_cast<const std::byte*>(in.data);
-    job.out = static_cast<std::byte*>(out.data);
-    job.rows = in.sizes[2];
-    job.cols = in.sizes[3];
-    job.heads = in.sizes[1];
-    job.element = SizeOf(in.dtype);
-    const auto size = static_cast<int64_t>(job.element);
-    for (int dim = 0; dim < 3; ++dim) {
-      job.in_strides[dim] = in.strides[dim] * size;
-      job.out_strides[dim] = out.strides[dim] * size;
-    }
-    job.stream = WriteNonTemporal(Elements(in) * size);
-    // Items of 512 x 512: the pages of their 1,024 rows, in and out, stay in
-    // the second-level TLB (2,048 entries) from tile to tile. Smaller ones
-    // where there would be few of them.
-    constexpr int64_t kItem = 512;
-    constexpr int64_t kItemsPerThread = 8;
-    job.item_cols = kItem;
-    job.item_rows =
-        Elements(in) / (kItem * kItem) >=
-                kItemsPerThread * context->impl().pool().num_threads()
-            ? kItem
-            : 64;
-    job.row_items = CeilDiv(job.rows, job.item_rows);
-    job.col_items = CeilDiv(job.cols, job.item_cols);
-    const int64_t items =
-        in.sizes[0] * in.sizes[1] * job.row_items * job.col_items;
-    const auto kernel =
-        FA2_TARGET_FUNCTION(TransposeTiles, context->impl().targets());
-    context->impl().pool().For(
-        items, [kernel, &job](int64_t item, int) { kernel(job, item); });
-    return status;
+  return ops::Call("transpose", in, given, [&](Context& context) {
+    return ops::Run(in, out, context);
   });
 }
 

@@ -168,9 +168,7 @@ TEST(RotaryErrors, AreSentences) {
   args.cos.dtype = DType::kF16;
   expect("cos has dtype f16; it must be f32, as x has");
   args.y.sizes[2] = 3;
-  expect(
-      "y has shape [1, 1, 3, 6]; it must be [1, 1, 4, 6], the shape of its "
-      "input");
+  expect("y has shape [1, 1, 3, 6]; it must be [1, 1, 4, 6], the shape of x");
   args.y = x.view();
   expect("y overlaps the input x; inputs are never written");
   RotaryEmbeddingBackwardArgs back;
@@ -179,8 +177,7 @@ TEST(RotaryErrors, AreSentences) {
   back.sin = sin.view();
   EXPECT_EQ(
       RotaryEmbeddingBackward(back).message(),
-      "dx has shape [0, 0, 0, 0]; it must be [1, 1, 4, 6], the shape of its "
-      "input");
+      "dx has shape [0, 0, 0, 0]; it must be [1, 1, 4, 6], the shape of dy");
 }
 
 }  // namespace
