@@ -135,6 +135,58 @@ Call PrepareCrossEntropy(DType dtype, int64_t rows, int64_t dim,
   return [=](Context* context) { return CrossEntropy(args, context); };
 }
 
+// Halves of rows of Q are turned, as by Llama; a row of angles serves all
+// heads.
+RotaryEmbeddingArgs RotaryArrays(DType dtype, int64_t rows, int64_t dim,
+                                 Arrays* arrays) {
+  constexpr int64_t kHeads = 32;
+  RotaryEmbeddingArgs args;
+  const auto heads = [&](TensorView x) {
+    return Dense(x.data, dtype, 1, kHeads, rows / kHeads, dim);
+  };
+  args.x = heads(arrays->Add(dtype, rows, dim));
+  args.cos = arrays->Add(DType::kF32, rows / kHeads, dim / 2);
+  args.sin = arrays->Add(DType::kF32, rows / kHeads, dim / 2);
+  args.y = heads(arrays->Add(dtype, rows, dim));
+  return args;
+}
+
+Call PrepareRotaryEmbedding(DType dtype, int64_t rows, int64_t dim,
+                            Arrays* arrays) {
+  const RotaryEmbeddingArgs args = RotaryArrays(dtype, rows, dim, arrays);
+  return [=](Context* context) { return RotaryEmbedding(args, context); };
+}
+
+Call PrepareRotaryEmbeddingBackward(DType dtype, int64_t rows, int64_t dim,
+                                    Arrays* arrays) {
+  const RotaryEmbeddingArgs forward = RotaryArrays(dtype, rows, dim, arrays);
+  RotaryEmbeddingBackwardArgs args;
+  args.dy = forward.x;
+  args.cos = forward.cos;
+  args.sin = forward.sin;
+  args.dx = forward.y;
+  return
+      [=](Context* context) { return RotaryEmbeddingBackward(args, context); };
+}
+
+Call PrepareSwiGlu(DType dtype, int64_t rows, int64_t dim, Arrays* arrays) {
+  const TensorView gate = arrays->Add(dtype, rows, dim);
+  const TensorView up = arrays->Add(dtype, rows, dim);
+  const TensorView y = arrays->Add(dtype, rows, dim);
+  return [=](Context* context) { return SwiGlu(gate, up, y, context); };
+}
+
+Call PrepareSwiGluBackward(DType dtype, int64_t rows, int64_t dim,
+                           Arrays* arrays) {
+  SwiGluBackwardArgs args;
+  args.dy = arrays->Add(dtype, rows, dim);
+  args.gate = arrays->Add(dtype, rows, dim);
+  args.up = arrays->Add(dtype, rows, dim);
+  args.dgate = arrays->Add(dtype, rows, dim);
+  args.dup = arrays->Add(dtype, rows, dim);
+  return [=](Context* context) { return SwiGluBackward(args, context); };
+}
+
 const peak::Bandwidth& BandwidthOf(int threads) {
   static std::map<int, peak::Bandwidth> measured;
   const auto found = measured.find(threads);
@@ -206,6 +258,12 @@ int main(int argc, char** argv) {
   Register({"rms_norm_backward", PrepareRmsNormBackward}, 16384, 4096);
   Register({"embedding_backward", PrepareEmbeddingBackward}, 50000, 1024);
   Register({"cross_entropy", PrepareCrossEntropy}, 4096, 131072);
+  // Llama 3 8B at N 4,096: 32 heads of 128, and an MLP 14,336 wide.
+  Register({"rotary_embedding", PrepareRotaryEmbedding}, 32 * 4096, 128);
+  Register({"rotary_embedding_backward", PrepareRotaryEmbeddingBackward},
+           32 * 4096, 128);
+  Register({"swiglu", PrepareSwiGlu}, 4096, 14336);
+  Register({"swiglu_backward", PrepareSwiGluBackward}, 4096, 14336);
   benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();
   return 0;
