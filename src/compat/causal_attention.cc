@@ -67,10 +67,12 @@ Status CheckRows(const NamedView& x) {
 }
 
 Status CheckHeads(const Args& args) {
-  for (const auto& [name, heads] :
-       {std::pair<const char*, int64_t>{"num_heads", args.num_heads},
-        {"num_kv_heads", args.num_kv_heads}}) {
-    if (heads < 1) return Invalid(name, std::to_string(heads), "1 or more");
+  if (args.num_heads < 1) {
+    return Invalid("num_heads", std::to_string(args.num_heads), "1 or more");
+  }
+  if (args.num_kv_heads < 1) {
+    return Invalid("num_kv_heads", std::to_string(args.num_kv_heads),
+                   "1 or more");
   }
   if (args.num_heads % args.num_kv_heads == 0) return Status::Ok();
   return Invalid(

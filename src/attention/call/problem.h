@@ -43,7 +43,8 @@ struct Problem {
   AttentionOptions options;
   std::vector<Sequence> sequences;
 
-  int64_t group() const { return kv_heads == 0 ? 0 : q_heads / kv_heads; }
+  // Query heads that share a head of K and V; 1 where there are no heads.
+  int64_t group() const { return kv_heads == 0 ? 1 : q_heads / kv_heads; }
   // More keys than this no query sees.
   int64_t most_keys() const;
   // Visible ones of a query head, of all sequences.
