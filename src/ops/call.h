@@ -17,8 +17,9 @@ namespace fa2::ops {
 void WriteLine(const CallLog& log, const char* name, const ConstTensorView& x,
                const Context& context);
 
-// Runs call(context), whose `context` is the given or the default one and which checks its arguments first. The log names the
-// kernel and the shape and dtype of `x`, its main argument.
+// Runs call(context), whose `context` is the given or the default one and which
+// checks its arguments first. The log names the kernel and the shape and dtype
+// of `x`, its main argument.
 template <class Function>
 Status Call(const char* name, const ConstTensorView& x, Context* given,
             const Function& call) {
@@ -34,10 +35,10 @@ Status Call(const char* name, const ConstTensorView& x, Context* given,
 template <class Function>
 void ForRows(const Context& context, int64_t rows, int64_t step,
              const Function& run) {
-  context.impl().pool().For(
-      CeilDiv(rows, step), [&run, step, rows](int64_t item, int worker) {
-        run(ItemRows(item, step, rows), item, worker);
-      });
+  context.impl().pool().For(CeilDiv(rows, step),
+                            [&run, step, rows](int64_t item, int worker) {
+                              run(ItemRows(item, step, rows), item, worker);
+                            });
 }
 
 }  // namespace fa2::ops
