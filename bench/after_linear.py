@@ -9,7 +9,7 @@ PyTorch's threads spin for some milliseconds after each of its operators, so tha
 threads finds the cores taken. Both sides take turns, round by round, with all settings at their
 defaults: torch.get_num_threads() threads, fa2 on the pool that it chooses (FA2_POOL forces one).
 "alone": calls one after another, after a pause. "linear": each call right after an nn.Linear on the
-same tokens. Milliseconds, medians over the rounds.
+same tokens. Milliseconds, medians over the rounds. compare_pytorch.py --when linear has such rows of any shape.
 """
 
 import argparse
@@ -18,51 +18,39 @@ import statistics
 import sys
 import time
 
+from pytorch_cases import Case
+from pytorch_sides import Attention, Inputs, time_calls
+
 HEADS, HEAD_DIM = 16, 64
 
 
-def measure(torch, fa2_torch, length, causal, rounds, calls):
-    """{side: {pass: {when: milliseconds}}} for one length."""
-    torch.manual_seed(0)
-    shape = (1, HEADS, length, HEAD_DIM)
-    q, k, v = (torch.randn(shape).to(torch.bfloat16).requires_grad_() for _ in range(3))
-    dout = torch.randn(shape).to(torch.bfloat16)
-    tokens = torch.randn(length, HEADS * HEAD_DIM).to(torch.bfloat16)
-    linear = torch.nn.Linear(HEADS * HEAD_DIM, HEADS * HEAD_DIM, dtype=torch.bfloat16)
+def measure(torch, fa2_torch, case, rounds, at_least):
+    """{side: {pass: {when: milliseconds}}} of one case."""
+    inputs = Inputs(case)
+    linear = inputs.linear()
     sides = {
-        "fa2": fa2_torch.scaled_dot_product_attention,
-        "pytorch": torch.nn.functional.scaled_dot_product_attention,
+        "fa2": Attention(inputs, fa2_torch.scaled_dot_product_attention),
+        "pytorch": Attention(inputs, torch.nn.functional.scaled_dot_product_attention),
     }
-    outputs = {name: side(q, k, v, is_causal=causal) for name, side in sides.items()}
 
-    def forward(name):
+    def forward(side):
         with torch.no_grad():
-            sides[name](q, k, v, is_causal=causal)
+            side.forward()
 
-    def backward(name):
-        torch.autograd.grad(outputs[name], (q, k, v), dout, retain_graph=True)
-
-    def seconds(run, name, when):
-        total = 0.0
-        for _ in range(calls):
-            if when == "linear":
-                with torch.no_grad():
-                    linear(tokens)
-            begin = time.perf_counter()
-            run(name)
-            total += time.perf_counter() - begin
-        return total / calls
-
-    passes = {"forward": forward, "backward": backward}
+    passes = {"forward": forward, "backward": lambda side: side.backward(side.out)}
     times = {(s, p, w): [] for s in sides for p in passes for w in ("alone", "linear")}
     for index in range(-1, rounds):  # the first round warms up
         order = list(times) if index % 2 == 0 else list(times)[::-1]
         for key in order:
             name, run, when = key
+
+            def call():
+                passes[run](sides[name])
+
             if when == "alone":
                 time.sleep(0.02)  # until the threads of the other side have stopped spinning
-            passes[run](name)
-            value = seconds(passes[run], name, when)
+            call()
+            value = time_calls(call, at_least, linear if when == "linear" else None)
             if index >= 0:
                 times[key].append(value * 1e3)
     return {
@@ -75,7 +63,7 @@ def main():
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 256, 512, 1024])
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--calls", type=int, default=20, help="calls of a side in a round (default 20)")
+    parser.add_argument("--min-time", type=float, default=0.02, help="seconds of calls of a side in a round")
     parser.add_argument("--json", help="write the numbers there too")
     options = parser.parse_args()
     try:
@@ -85,9 +73,10 @@ def main():
         import fa2_cpu.torch as fa2_torch
     except ImportError as error:
         sys.exit(f"after_linear needs PyTorch and fa2-cpu: {error}")
-    info = fa2_cpu._core.info(torch.get_num_threads(), "openmp")
+    threads = torch.get_num_threads()
+    info = fa2_cpu._core.info(threads, "openmp")
     report = {
-        "pytorch": torch.__version__, "threads": torch.get_num_threads(), "pool": info["pool"],
+        "pytorch": torch.__version__, "threads": threads, "pool": info["pool"],
         "target": info["target"], "engine": info["engine"], "heads": HEADS, "head_dim": HEAD_DIM,
         "dtype": "bf16", "causal": options.causal, "rows": [],
     }  # fmt: skip
@@ -96,7 +85,8 @@ def main():
     print("| N | pass | fa2 alone | after a Linear | ratio | PyTorch alone | after a Linear | PyTorch/fa2 after |")
     print("|---|---|---|---|---|---|---|---|")
     for length in options.lengths:
-        row = measure(torch, fa2_torch, length, options.causal, options.rounds, options.calls)
+        case = Case("forward", "bf16", 1, HEADS, HEADS, length, HEAD_DIM, options.causal, threads)
+        row = measure(torch, fa2_torch, case, options.rounds, options.min_time)
         report["rows"].append({"length": length, **row})
         for run in ("forward", "backward"):
             fa2, own = row["fa2"][run], row["pytorch"][run]

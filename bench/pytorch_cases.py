@@ -6,12 +6,14 @@ import os
 import re
 import sys
 
+from shapes import SHAPES
+
 CORES = len(os.sched_getaffinity(0))
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One row; `name` is bench_attention's name of the same case (bench/attention_case.h)."""
+    """One row; `name` is bench_attention's name of the same case (bench/attention_case.h), which has no padding."""
     direction: str = "backward"  # forward, backward, both
     dtype: str = "bf16"  # bf16, f16, f32
     batch: int = 1
@@ -21,16 +23,25 @@ class Case:
     head_dim: int = 128
     causal: bool = False
     threads: int = 1
-    option: str = ""  # bias, dbias (its gradient too), mask, mask500 (of documents), dropout
+    option: str = ""  # bias, dbias (its gradient too), mask, mask500 (of documents), padding, dropout
+    keys: int = 0  # 0: length
 
     @property
     def mask(self):
         return "causal" if self.causal else "full"
 
     @property
+    def num_keys(self):
+        return self.keys or self.length
+
+    @property
+    def lengths(self):
+        return f"{self.length}x{self.keys}" if self.keys else f"{self.length}"
+
+    @property
     def name(self):
         name = (f"{self.direction}/{self.dtype}/B{self.batch}/H{self.heads}/KV{self.kv_heads}/"
-                f"N{self.length}/D{self.head_dim}/{self.mask}/T{self.threads}")
+                f"N{self.lengths}/D{self.head_dim}/{self.mask}/T{self.threads}")
         return f"{name}/{self.option_name}" if self.option else name
 
     @property
@@ -44,25 +55,38 @@ class Case:
         """How many positions see one another, or 0: all."""
         return int(self.option.removeprefix("mask") or 0) if self.option.startswith("mask") else 0
 
+    def filled(self, sequence):
+        """How many keys of a sequence are no padding: all, to half of them."""
+        if self.option != "padding":
+            return self.num_keys
+        return self.num_keys - sequence * (self.num_keys // 2) // max(self.batch - 1, 1)
+
+    @property
+    def pairs(self):
+        """(query, key) that take part, of one head of all sequences; causal counts half."""
+        if self.document:
+            documents, rest = divmod(self.length, self.document)
+            pairs = self.batch * (documents * self.document ** 2 + rest ** 2)
+        else:
+            pairs = self.length * sum(map(self.filled, range(self.batch)))
+        return pairs / (2 if self.causal else 1)
+
     @property
     def flops(self):
-        documents, rest = divmod(self.length, self.document or self.length)
-        pairs = documents * (self.document or self.length) ** 2 + rest ** 2
-        pairs /= 2 if self.causal else 1
         per_pair = {"forward": 4, "backward": 10, "both": 14}[self.direction]
-        return per_pair * self.batch * self.heads * pairs * self.head_dim
+        return per_pair * self.heads * self.pairs * self.head_dim
 
     @staticmethod
     def parse(name):
         match = re.fullmatch(
-            r"(forward|backward|both)/(bf16|f16|f32)/B(\d+)/H(\d+)/KV(\d+)/N(\d+)/D(\d+)/"
-            r"(full|causal)/T(\d+)(?:/((dbias|bias|mask\d*|dropout)(?:_(?:bf16|f16))?))?", name)
+            r"(forward|backward|both)/(bf16|f16|f32)/B(\d+)/H(\d+)/KV(\d+)/N(\d+)(?:x(\d+))?/D(\d+)/"
+            r"(full|causal)/T(\d+)(?:/((dbias|bias|mask\d*|padding|dropout)(?:_(?:bf16|f16))?))?", name)
         if match is None:
             sys.exit(f"case {name!r} must look like {Case().name}")
-        (direction, dtype, batch, heads, kv_heads, length, head_dim, mask, threads,
+        (direction, dtype, batch, heads, kv_heads, length, keys, head_dim, mask, threads,
          option_name, option) = match.groups()
         case = Case(direction, dtype, int(batch), int(heads), int(kv_heads), int(length),
-                    int(head_dim), mask == "causal", int(threads) or CORES, option or "")
+                    int(head_dim), mask == "causal", int(threads) or CORES, option or "", int(keys or 0))
         if case.option_name != (option_name or ""):
             sys.exit(f"case {name!r} must name a mask of its own dtype, as {case.name} does")
         return case
@@ -123,7 +147,25 @@ def options_suite():
                                    threads, option)
 
 
-SUITES = {"full": full_suite, "fa2-paper": paper_suite, "options": options_suite}
+def case_of(shape, direction, dtype, threads):
+    """A line of shapes.py as a case."""
+    heads, kv_heads = shape.heads if isinstance(shape.heads, tuple) else (shape.heads, shape.heads)
+    length, keys = shape.length if isinstance(shape.length, tuple) else (shape.length, 0)
+    return Case(direction, dtype, shape.batch, heads, kv_heads, length, shape.head_dim, shape.causal, threads,
+                shape.option, keys)
+
+
+def shapes_suite(quick=False):
+    for threads in thread_counts():
+        for shape in SHAPES:
+            for dtype in ("bf16", "f32"):
+                # Where a mask wants its gradient PyTorch's forward is another one too.
+                for direction in ("both",) if shape.option == "dbias" else ("forward", "backward"):
+                    if shape.quick or not quick:
+                        yield case_of(shape, direction, dtype, threads)
+
+
+SUITES = {"full": full_suite, "fa2-paper": paper_suite, "options": options_suite, "shapes": shapes_suite}
 
 
 def suite_cases(name, quick):
@@ -132,6 +174,8 @@ def suite_cases(name, quick):
         return SUITES[name]()
     if name == "full":
         return quick_suite()
+    if name == "shapes":
+        return shapes_suite(quick)
     if name == "fa2-paper":
         return (c for c in paper_suite() if c.length in (512, 2048, 8192))
     return (c for c in options_suite() if c.dtype == "bf16")

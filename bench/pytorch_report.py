@@ -5,25 +5,24 @@ import json
 import sys
 
 from pytorch_cases import Case
+from shapes_report import head, plot_shapes, shapes_markdown
 
 
 def markdown(report):
-    lines = [
-        f"{report['cpu']}, {report['cores']} cores; PyTorch {report['pytorch']}; fa2 through "
-        f"{report['through']}.",
-        "",
+    lines = head(report) + [
         "| direction | dtype | B·H/Hkv | N | D | mask | threads | fa2 GFLOP/s | PyTorch GFLOP/s |"
-        " fa2 / PyTorch (middle half) | share of peak |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        " fa2 / PyTorch (middle half) | fa2 / JAX | share of peak |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in report["rows"]:
         case = Case.parse(row["case"])
-        share = row.get("peak_share")
+        share, jax = row.get("peak_share"), row.get("jax_ms")
         lines.append(
-            f"| {case.direction} | {case.dtype} | {case.batch}·{case.heads}/{case.kv_heads} | "
-            f"{case.length} | {case.head_dim} | {case.mask} {case.option} | "
+            f"| {case.direction}{' after a Linear' if row['when'] == 'linear' else ''} | {case.dtype} | "
+            f"{case.batch}·{case.heads}/{case.kv_heads} | {case.lengths} | {case.head_dim} | {case.mask} {case.option} | "
             f"{case.threads} | {row['fa2_gflops']:.0f} | {row['pytorch_gflops']:.0f} | "
             f"**{row['speedup']:.2f}** ({row['speedup_low']:.2f}–{row['speedup_high']:.2f}) | "
+            f"{'' if jax is None else format(jax / row['fa2_ms'], '.2f')} | "
             f"{'' if share is None else format(share, '.2f')} |")
     return "\n".join(lines) + "\n"
 
@@ -90,14 +89,18 @@ def plot_speedups(report, path):
 
 
 def save(report, out, plot):
+    """Writes OUT.json, OUT.md and OUT.png; returns the text of OUT.md."""
     out.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    out.with_suffix(".md").write_text(markdown(report), encoding="utf-8")
+    shapes = report["suite"] == "shapes"
+    text = shapes_markdown(report) if shapes else markdown(report)
+    out.with_suffix(".md").write_text(text, encoding="utf-8")
     if plot and report["rows"]:
         try:
             import matplotlib
             matplotlib.use("Agg")
         except ImportError:
             print("no plot: matplotlib is not installed", file=sys.stderr)
-            return
-        draw = plot_rates if report["suite"] == "fa2-paper" else plot_speedups
+            return text
+        draw = plot_shapes if shapes else plot_rates if report["suite"] == "fa2-paper" else plot_speedups
         draw(report, out.with_suffix(".png"))
+    return text

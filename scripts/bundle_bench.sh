@@ -14,7 +14,7 @@ scripts/install_deps.sh build
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release >/dev/null
 cmake --build "$build" --target bench_attention bench_peak
 mkdir -p "$folder/lib"
-cp bench/compare_pytorch.py bench/pytorch_cases.py bench/pytorch_report.py "$folder"
+cp bench/{compare_pytorch,pytorch_cases,pytorch_sides,pytorch_report,shapes,shapes_report}.py "$folder"
 for program in bench_attention bench_peak; do
   cp "$build/bench/$program" "$folder/lib"
   ldd "$build/bench/$program" | awk '$2 == "=>" { print $3 }' |

@@ -37,13 +37,15 @@ nb::dict Info(std::optional<int> num_threads,
   return dict;
 }
 
+// Of the unit behind an engine, or behind that of bf16 where none is named.
 // None where it cannot be measured.
-std::optional<double> MeasurePeak(std::optional<int> num_threads) {
+std::optional<double> MeasurePeak(std::optional<int> num_threads,
+                                  const std::optional<std::string>& engine) {
   const ContextInfo info = ContextFor(num_threads)->Info();
   double flops = 0;
   RunWithoutGil([&] {
-    flops = peak::MeasurePeak(peak::UnitOfEngine(info.engine), info.num_threads,
-                              info.target);
+    flops = peak::MeasurePeak(peak::UnitOfEngine(engine.value_or(info.engine)),
+                              info.num_threads, info.target);
     return Status::Ok();
   });
   return flops > 0 ? std::optional<double>(flops) : std::nullopt;
@@ -65,7 +67,7 @@ NB_MODULE(_core, module) {
   module.def("info", &fa2::python::Info, "num_threads"_a = nanobind::none(),
              "pool"_a = nanobind::none());
   module.def("measure_peak", &fa2::python::MeasurePeak,
-             "num_threads"_a = nanobind::none());
+             "num_threads"_a = nanobind::none(), "engine"_a = nanobind::none());
   module.def("describe", &fa2::python::Describe, "array"_a, "name"_a);
   // Numbers of the element types in descriptors of arrays (array.h).
   nanobind::dict dtypes;
@@ -79,5 +81,8 @@ NB_MODULE(_core, module) {
   fa2::python::BindTrainingOps(module);
 #ifdef FA2_PYTHON_VERIFY
   fa2::python::BindVerify(module);
+#endif
+#ifdef FA2_PYTHON_XLA_FFI
+  fa2::python::BindXlaFfi(module);
 #endif
 }

@@ -11,7 +11,9 @@ import pytest
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
-from pytorch_cases import SUITES, Case, suite_cases  # noqa: E402  (found by the line above)
+from pytorch_cases import SUITES, Case, case_of, suite_cases  # noqa: E402  (found by the line above)
+from shapes import SHAPES  # noqa: E402
+from shapes_report import geometric_mean  # noqa: E402
 
 
 @pytest.mark.parametrize("quick", (False, True))
@@ -28,6 +30,21 @@ def compare(out, *arguments):
         [sys.executable, str(BENCH / "compare_pytorch.py"), "--out", str(out), "--min-time", "0",
          "--case-time", "0", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, timeout=300)
+
+
+def test_shapes_are_many_and_different():
+    cases = [case_of(shape, "forward", "bf16", 1) for shape in SHAPES]
+    assert len(set(cases)) == len({shape.model for shape in SHAPES}) == len(SHAPES) >= 60
+
+
+def test_pairs_that_take_part():
+    def pairs(**sizes):
+        return Case(batch=3, heads=2, kv_heads=2, **sizes).pairs
+
+    assert pairs(length=5, keys=8) == 3 * 5 * 8
+    assert pairs(length=8, causal=True) == 3 * 8 * 8 / 2
+    assert pairs(length=8, option="mask3") == 3 * (9 + 9 + 4)
+    assert pairs(length=5, keys=8, option="padding") == 5 * (8 + 6 + 4)
 
 
 def test_measures_and_saves(tmp_path):
@@ -51,8 +68,37 @@ def test_measures_and_saves(tmp_path):
 
     # What is saved is not measured again.
     again = compare(out, *arguments)
-    assert again.returncode == 0 and "GFLOP/s" not in again.stdout
+    assert again.returncode == 0 and "[1/" not in again.stdout
     assert json.loads(out.with_suffix(".json").read_text(encoding="utf-8")) == report
+
+    # Nor is what another build of fa2 gave printed as this one's.
+    report["build"] = "another"
+    out.with_suffix(".json").write_text(json.dumps(report), encoding="utf-8")
+    other = compare(out, *arguments)
+    assert other.returncode == 1 and "is of another build of fa2 (another, now " in other.stdout
+
+
+def test_shapes_alone_and_after_a_linear(tmp_path):
+    pytest.importorskip("torch")
+    out = tmp_path / "result"
+    # The first is a line of shapes.py; the bounds are those of f32, of bf16 and of P rounded to bf16.
+    bounds = {"forward/bf16/B1/H8/KV8/N7x4096/D16/full/T1": 8e-3,
+              "backward/f32/B3/H2/KV1/N5x33/D16/full/T1/padding": 3e-6}
+    run = compare(out, "--suite", "shapes", "--when", "alone", "linear",
+                  *(argument for case in bounds for argument in ("--case", case)))
+    assert run.returncode == 0, run.stdout
+    report = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))
+    assert [(row["case"], row["when"]) for row in report["rows"]] == [
+        (case, when) for case in bounds for when in ("alone", "linear")]
+    for row in report["rows"]:
+        assert row["difference"] < bounds[row["case"]]
+        assert row["fa2"].split("/")[1].split(" on ")[0] and row["peak_share"] < 1
+    assert "in turns in one process" in report["through"]
+    table = out.with_suffix(".md").read_text(encoding="utf-8")
+    assert "| SAM decoder, tokens to image | 1·8/8, 7x4096, 16 |" in table
+    slower = [row for row in report["rows"] if row["speedup"] < 1]
+    assert ("| rows below 1.0 |" in table) == bool(slower)
+    assert geometric_mean([0.5, 8.0]) == pytest.approx(2)
 
 
 def test_refuses_what_is_no_case(tmp_path):
