@@ -1,66 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fa2 for JAX: dot_product_attention with the signature of jax.nn, differentiable, also under jax.jit.
+"""fa2 for JAX: dot_product_attention with the signature of jax.nn, differentiable, also under jax.jit and jax.vmap.
 
-The computation leaves JAX by jax.pure_callback, so it runs on the host's CPU.
+XLA calls fa2 on its own buffers where the build fits the installed jaxlib (call_way() says), else through
+jax.pure_callback. Both compute on the host's CPU, on the threads that NumPy's functions use.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal, NamedTuple, Optional, Union
+import math
+from typing import Any, Literal, Optional, Union
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from fa2_cpu._attention import attention_backward, attention_forward
+from fa2_cpu import _jax_calls
+from fa2_cpu._jax_calls import Options as _Options
 
-__all__ = ["dot_product_attention"]
+__all__ = ["call_way", "dot_product_attention"]
 
 Array = Any
 
 
-class _Options(NamedTuple):
-    scale: Optional[float]
-    causal: Optional[str]
-    window: tuple[int, int]
+def call_way() -> tuple[str, Optional[str]]:
+    """How XLA calls fa2: ("ffi", None), or ("callback", and why the first is not had).
 
-
-def _keywords(options: _Options, bias: Optional[np.ndarray]) -> dict[str, Any]:
-    return dict(
-        layout="bshd", scale=options.scale, causal=options.causal, window=options.window,
-        bias=None if bias is None else np.asarray(bias),
-    )  # fmt: skip
-
-
-def _host_forward(options: _Options, q, k, v, bias=None):
-    return attention_forward(np.asarray(q), np.asarray(k), np.asarray(v), **_keywords(options, bias))
-
-
-def _host_backward(options: _Options, want_dbias: bool, dout, q, k, v, out, lse, dlse, bias=None):
-    arrays = (np.asarray(x) for x in (dout, q, k, v, out, lse))
-    grads = attention_backward(
-        *arrays, dlse=np.asarray(dlse), want_dbias=want_dbias, **_keywords(options, bias)
-    )  # fmt: skip
-    return (grads.dq, grads.dk, grads.dv, *((grads.dbias,) if want_dbias else ()))
-
-
-def _like(x: Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+    FA2_JAX=callback or FA2_JAX=ffi in the environment forces one; RuntimeError where "ffi" cannot be had.
+    """
+    return _jax_calls.call_way()
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(options: _Options, q, k, v, bias):
-    batch, queries, heads, _ = q.shape
-    lse_dtype = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
-    shapes = (
-        jax.ShapeDtypeStruct((batch, queries, heads, v.shape[-1]), q.dtype),
-        jax.ShapeDtypeStruct((batch, heads, queries), lse_dtype),
-    )
-    inputs = (q, k, v) if bias is None else (q, k, v, bias)
-    return jax.pure_callback(
-        functools.partial(_host_forward, options), shapes, *inputs, vmap_method="sequential"
-    )  # fmt: skip
+    return _jax_calls.forward(options, q, k, v, bias)
 
 
 def _forward_rule(options: _Options, q, k, v, bias):
@@ -72,11 +44,7 @@ def _backward_rule(options: _Options, saved, cotangents):
     q, k, v, bias, out, lse = saved
     dout, dlse = cotangents
     want_dbias = bias is not None and jnp.issubdtype(bias.dtype, jnp.floating)
-    inputs = (dout, q, k, v, out, lse, dlse) + (() if bias is None else (bias,))
-    shapes = tuple(_like(x) for x in ((q, k, v, bias) if want_dbias else (q, k, v)))
-    grads = jax.pure_callback(
-        functools.partial(_host_backward, options, want_dbias), shapes, *inputs, vmap_method="sequential"
-    )  # fmt: skip
+    grads = _jax_calls.backward(options, want_dbias, dout, q, k, v, out, lse, dlse, bias)
     return grads if want_dbias else (*grads, None)
 
 
@@ -90,6 +58,29 @@ def _four_dimensions(name: str, x: Optional[Array]) -> Optional[Array]:
     if x.ndim not in (3, 4):
         raise ValueError(f"{name} has shape {x.shape}; it must have 3 or 4 dimensions")
     return x if x.ndim == 4 else x[None]
+
+
+_FLOATS = ("float32", "bfloat16", "float16", "float64")
+
+
+def _check(q: Array, k: Array, v: Array, bias: Optional[Array], mask: Optional[Array]) -> None:
+    """Shapes and dtypes, while the function is traced: what XLA runs later can only fail as a whole."""
+    if str(q.dtype) not in _FLOATS:
+        raise TypeError(f"query is {q.dtype}; it must be one of {', '.join(_FLOATS)}")
+    if q.dtype != k.dtype or q.dtype != v.dtype:
+        raise TypeError(f"query, key and value are {q.dtype}, {k.dtype} and {v.dtype}; they must have one dtype")
+    if k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
+        raise ValueError(f"key has shape {k.shape}; its batch and head dimension must be those of query, {q.shape}")
+    if v.shape[:3] != k.shape[:3]:
+        raise ValueError(f"value has shape {v.shape}; all but its head dimension must be that of key, {k.shape}")
+    if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
+        raise ValueError(f"query has {q.shape[2]} heads and key {k.shape[2]}; the first must be a multiple")
+    scores = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    for name, x in (("bias", bias), ("mask", mask)):
+        if x is not None and any(size not in (1, whole) for size, whole in zip(x.shape, scores)):
+            raise ValueError(f"{name} has shape {x.shape}; it must be broadcastable to [B, N, T, S] = {scores}")
+    if bias is not None and str(bias.dtype) not in _FLOATS:
+        raise TypeError(f"bias is {bias.dtype}; it must be one of {', '.join(_FLOATS)}")
 
 
 def dot_product_attention(
@@ -124,12 +115,23 @@ def dot_product_attention(
     Returns:
       [B, T, N, Hv] in query's dtype, without B where query had none. A row that sees no key is 0
       (jax.nn gives the mean of the values there).
+
+    Raises:
+      TypeError, ValueError: dtypes or shapes that do not fit, while the function is traced.
+
+    Example:
+      >>> import jax, fa2_cpu.jax
+      >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 8))
+      >>> out = jax.jit(fa2_cpu.jax.dot_product_attention)(q, k, v)
+      >>> out.shape, bool(jax.numpy.allclose(out, jax.nn.dot_product_attention(q, k, v), atol=1e-5))
+      ((2, 5, 4, 8), True)
     """
     batched = jnp.ndim(query) == 4
     q, k, v = (_four_dimensions(n, x) for n, x in (("query", query), ("key", key), ("value", value)))
     bias, mask = _four_dimensions("bias", bias), _four_dimensions("mask", mask)
     if mask is not None and mask.dtype != jnp.bool_:
         raise TypeError(f"mask is {mask.dtype}; it must be bool (an additive mask is a bias)")
+    _check(q, k, v, bias, mask)
     queries, keys = q.shape[1], k.shape[1]
     window = (-1, -1)
     if local_window_size is not None:
@@ -149,8 +151,9 @@ def dot_product_attention(
     else:
         combined = bias if mask is None else jnp.where(mask, bias, -jnp.inf)
     options = _Options(
-        None if scale is None else float(scale), "top_left" if is_causal else None, (int(window[0]), int(window[1]))
-    )
+        1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale), bool(is_causal),
+        (int(window[0]), int(window[1])),
+    )  # fmt: skip
     out, lse = _attention(options, q, k, v, combined)
     lse = lse.transpose(0, 2, 1)
     if query_seq_lengths is not None:

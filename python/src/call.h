@@ -42,6 +42,7 @@ void RunWithoutGil(Call&& call) {
 void BindAttention(nanobind::module_& module);
 void BindTrainingOps(nanobind::module_& module);
 void BindVerify(nanobind::module_& module);
+void BindXlaFfi(nanobind::module_& module);
 
 }  // namespace fa2::python
 

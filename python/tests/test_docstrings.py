@@ -9,7 +9,7 @@ import pytest
 MODULES = {
     "fa2_cpu": None, "fa2_cpu._attention": None, "fa2_cpu._training_ops": None, "fa2_cpu.reference": None,
     "fa2_cpu.torch._ops": "torch", "fa2_cpu.torch._sdpa": "torch", "fa2_cpu.torch._aten": "torch",
-    "fa2_cpu.flash_attn": "torch",
+    "fa2_cpu.flash_attn": "torch", "fa2_cpu.jax": "jax",
 }  # fmt: skip
 WITHOUT_EXAMPLES = {"fa2_cpu", "fa2_cpu.flash_attn"}
 

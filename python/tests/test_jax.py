@@ -83,13 +83,6 @@ def test_residual_is_differentiable(rng):
     assert relative_l2(jax.grad(loss)(q), jax.grad(expected)(q)) <= 1e-5
 
 
-def test_vmap(rng):
-    q, k, v = _arrays(rng, (3, 2, 19, 4, 16), (3, 2, 23, 2, 16), (3, 2, 23, 2, 16))
-    out = jax.vmap(fa2_cpu.jax.dot_product_attention)(q, k, v)
-    expected = [fa2_cpu.jax.dot_product_attention(*x) for x in zip(q, k, v)]
-    np.testing.assert_array_equal(out, jnp.stack(expected))
-
-
 def test_large_arrays_under_jit(rng):
     """Callbacks with large arguments, one after the other, inside one computation."""
     q, k, v = _arrays(rng, (1, 512, 8, 64), (1, 512, 8, 64), (1, 512, 8, 64))
@@ -113,7 +106,21 @@ def test_arrays_outside_of_jit(rng):
 
 
 def test_errors(rng):
+    """All while the function is traced, before anything runs."""
     q, k, v = _arrays(rng, (2, 19, 4, 16), (2, 23, 2, 16), (2, 23, 2, 16))
+
+    def refuses(error, match, *arguments, **options):
+        with pytest.raises(error, match=match):
+            jax.eval_shape(lambda: fa2_cpu.jax.dot_product_attention(*arguments, **options))
+
+    refuses(TypeError, "query is int32; it must be", q.astype(jnp.int32), k, v)
+    refuses(TypeError, "query, key and value are float32, bfloat16", q, k.astype(jnp.bfloat16), v)
+    refuses(ValueError, "key has shape .* must be those of query", q, k[..., :8], v)
+    refuses(ValueError, "value has shape", q, k, v[:, :7])
+    refuses(ValueError, "query has 3 heads and key 2", q[:, :, :3], k, v)
+    refuses(ValueError, "bias has shape .* broadcastable", q, k, v, bias=jnp.zeros((1, 3, 19, 23)))
+    refuses(ValueError, "mask has shape .* broadcastable", q, k, v, mask=jnp.ones((1, 1, 19, 22), bool))
+    refuses(TypeError, "bias is bool", q, k, v, bias=jnp.ones((1, 1, 19, 23), bool))
     with pytest.raises(TypeError, match="mask is float32"):
         fa2_cpu.jax.dot_product_attention(q, k, v, mask=jnp.zeros((1, 1, 19, 23)))
     with pytest.raises(ValueError, match="query has shape"):
