@@ -4,14 +4,13 @@
 // it on XLA's own buffers (fa2_cpu/_jax_calls.py). Compiled where jaxlib's
 // headers are in the build's environment. A handler runs without Python, on one
 // of XLA's threads; the work is done by the default context's.
-#include "xla/ffi/api/ffi.h"
-
 #include <cstdint>
 #include <string>
 
 #include "fa2/attention.h"
 #include "fa2/types.h"
 #include "python/src/call.h"
+#include "xla/ffi/api/ffi.h"
 
 namespace fa2::python {
 namespace {
@@ -21,7 +20,6 @@ namespace ffi = xla::ffi;
 // What an array without elements points to: a view without data means "not
 // given".
 alignas(64) unsigned char g_no_elements[64];
-
 
 bool ParseDType(ffi::DataType given, DType* dtype) {
   switch (given) {
@@ -81,8 +79,8 @@ class Views {
     view.sizes = {1, 1, 1, 1};
     for (size_t i = 0; i < rank; ++i) view.sizes[i] = dims[i];
     view.strides = DenseStrides(view.sizes);
-    view.data = buffer.element_count() == 0 ? g_no_elements
-                                            : buffer.untyped_data();
+    view.data =
+        buffer.element_count() == 0 ? g_no_elements : buffer.untyped_data();
     return view;
   }
 
