@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fa2_cpu._hf_attention import register
 from fa2_cpu._hf_layers import Undo, replace_mlp, replace_norm, replace_rotary
 from fa2_cpu._hf_loss import replace_loss
 
@@ -36,8 +37,6 @@ class Acceleration:
             self.replaced.setdefault(kind, []).append(name)
 
     def _replace_attention(self) -> None:
-        from fa2_cpu.hf import register
-
         register()
         model = self._model
         before = model.config._attn_implementation
@@ -92,6 +91,16 @@ def accelerate(
     Raises:
       TypeError: a model that is no PreTrainedModel.
       ValueError: a model that is accelerated already.
+
+    Example:
+      >>> import fa2_cpu.hf, torch, transformers
+      >>> sizes = dict(hidden_size=32, intermediate_size=64, num_attention_heads=2, num_hidden_layers=1, vocab_size=50)
+      >>> model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=1))
+      >>> ids = torch.arange(10)[None]
+      >>> with fa2_cpu.hf.accelerate(model) as acceleration:
+      ...     model(ids, labels=ids).loss.backward()
+      >>> sorted(acceleration.replaced)
+      ['attention', 'loss', 'rms_norm', 'rope', 'swiglu']
     """
     from transformers import PreTrainedModel
 

@@ -74,7 +74,15 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Attention of q [B, Nq, Hq, D] over k, v [B, Nk, Hkv, D]; out [B, Nq, Hq, D]. See the module."""
+    """Attention of q [B, Nq, Hq, D] over k, v [B, Nk, Hkv, D]; out [B, Nq, Hq, D]. See the module.
+
+    Example:
+      >>> import torch
+      >>> from fa2_cpu.flash_attn import flash_attn_func
+      >>> q, k, v = torch.randn(2, 5, 4, 16), torch.randn(2, 7, 2, 16), torch.randn(2, 7, 2, 16)
+      >>> flash_attn_func(q, k, v, causal=True).shape
+      torch.Size([2, 5, 4, 16])
+    """
     return _call(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs
     )  # fmt: skip
@@ -146,6 +154,14 @@ def flash_attn_varlen_func(
 
     cu_seqlens_q and cu_seqlens_k are int32 prefix sums [sequences + 1]. With block_table (int32
     [sequences, pages]) k and v are pages [pages, page_size, Hkv, D], for inference.
+
+    Example:
+      >>> import torch
+      >>> from fa2_cpu.flash_attn import flash_attn_varlen_func
+      >>> q, k, v = (torch.randn(8, 2, 16) for _ in range(3))  # sequences of 3 and of 5
+      >>> ends = torch.tensor([0, 3, 8], dtype=torch.int32)
+      >>> flash_attn_varlen_func(q, k, v, ends, ends, 5, 5, causal=True).shape
+      torch.Size([8, 2, 16])
     """
     if block_table is not None:
         lengths = (cu_seqlens_k[1:] - cu_seqlens_k[:-1]).tolist()

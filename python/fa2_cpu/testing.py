@@ -30,6 +30,11 @@ def make_inputs(
       shape: (B, H, Hkv, Nq, Nk, D, Dv); Dv may be left out, four numbers are B, H, N, D.
       inputs: "gaussian"; "outliers", a few channels 50 times larger, as activations have; "peaked", rows of P near
         one-hot; "long-tail", Student's t; "adversarial", sizes and means that differ by head, batch and row.
+
+    Example:
+      >>> from fa2_cpu.testing import make_inputs
+      >>> {name: x.shape for name, x in make_inputs((1, 4, 2, 5, 7, 16)).items()}
+      {'q': (1, 4, 5, 16), 'k': (1, 2, 7, 16), 'v': (1, 2, 7, 16), 'dout': (1, 4, 5, 16)}
     """
     sizes = tuple(int(n) for n in shape)
     if len(sizes) == 4:

@@ -8,10 +8,15 @@ import pytest
 
 MODULES = {
     "fa2_cpu": None, "fa2_cpu._attention": None, "fa2_cpu._training_ops": None, "fa2_cpu.reference": None,
+    "fa2_cpu.testing": None, "fa2_cpu.flash_attn": "torch",
+    "fa2_cpu.jax": "jax", "fa2_cpu._hf_accelerate": "transformers", "fa2_cpu._hf_attention": "transformers",
     "fa2_cpu.torch._ops": "torch", "fa2_cpu.torch._sdpa": "torch", "fa2_cpu.torch._aten": "torch",
-    "fa2_cpu.flash_attn": "torch", "fa2_cpu.jax": "jax",
+    "fa2_cpu.torch._causal_attention": "torch", "fa2_cpu.torch._cross_entropy": "torch",
+    "fa2_cpu.torch._embedding": "torch", "fa2_cpu.torch._linear_cross_entropy": "torch",
+    "fa2_cpu.torch._rms_norm": "torch", "fa2_cpu.torch._rotary": "torch", "fa2_cpu.torch._softmax": "torch",
+    "fa2_cpu.torch._swiglu": "torch",
 }  # fmt: skip
-WITHOUT_EXAMPLES = {"fa2_cpu", "fa2_cpu.flash_attn"}
+WITHOUT_EXAMPLES = {"fa2_cpu"}
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import fa2_cpu.hf  # noqa: E402
+from fa2_cpu import _hf_attention  # noqa: E402
 
 fa2_cpu.hf.register()
 
@@ -140,10 +141,10 @@ def test_bidirectional_encoder():
 def test_masks_are_not_formed():
     """Plain causal batches need no mask, padded ones one row a sequence."""
     keywords = dict(batch_size=2, q_length=33, kv_length=33, config=_config("mistral"), local_size=9)
-    assert fa2_cpu.hf._mask(**keywords) is None
+    assert _hf_attention._mask(**keywords) is None
     _, mask = _batch(0, "left")
-    assert fa2_cpu.hf._mask(attention_mask=mask.bool(), **keywords).shape == (2, 1, 1, 33)
-    assert fa2_cpu.hf._mask(attention_mask=torch.ones(2, 33, dtype=torch.bool), **keywords) is None
+    assert _hf_attention._mask(attention_mask=mask.bool(), **keywords).shape == (2, 1, 1, 33)
+    assert _hf_attention._mask(attention_mask=torch.ones(2, 33, dtype=torch.bool), **keywords) is None
 
 
 def test_packed_documents_of_a_collator():
@@ -152,9 +153,9 @@ def test_packed_documents_of_a_collator():
     starts = torch.tensor([0, 7, 19, 30], dtype=torch.int32)
     module = torch.nn.Module()
     keywords = dict(cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=12, max_length_k=12)
-    out, _ = fa2_cpu.hf._attention_forward(module, q, k, v, None, is_causal=True, **keywords)
+    out, _ = _hf_attention._attention_forward(module, q, k, v, None, is_causal=True, **keywords)
     for a, b in zip(starts, starts[1:]):
-        one, _ = fa2_cpu.hf._attention_forward(module, *(x[:, :, a:b] for x in (q, k, v)), None, is_causal=True)
+        one, _ = _hf_attention._attention_forward(module, *(x[:, :, a:b] for x in (q, k, v)), None, is_causal=True)
         torch.testing.assert_close(out[:, a:b], one)
     with pytest.raises(ValueError, match="cu_seq_lens_k end"):
-        fa2_cpu.hf._attention_forward(module, q[:, :, 1:], k, v, None, is_causal=True, **keywords)
+        _hf_attention._attention_forward(module, q[:, :, 1:], k, v, None, is_causal=True, **keywords)

@@ -28,6 +28,12 @@ def causal_attention(
     Raises:
       TypeError: dtypes that differ, or an input that is not on the CPU.
       ValueError: shapes that do not fit.
+
+    Example:
+      >>> import torch, fa2_cpu.torch as fa2
+      >>> q, k, v = torch.randn(2, 6, 4 * 16), torch.randn(2, 6, 2 * 16), torch.randn(2, 6, 2 * 16)
+      >>> fa2.causal_attention(q, k, v, num_heads=4, num_kv_heads=2).shape
+      torch.Size([2, 6, 64])
     """
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     for name, x, heads in (("q", q, num_heads), ("k", k, num_kv_heads), ("v", v, num_kv_heads)):

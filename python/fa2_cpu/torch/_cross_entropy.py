@@ -187,6 +187,15 @@ def cross_entropy(
     Raises:
       TypeError: an input that is not on the CPU or not of a float dtype.
       ValueError: shapes that do not fit, or a target out of range, by its position and value.
+
+    Example:
+      >>> import torch, fa2_cpu.torch as fa2
+      >>> logits, target = torch.randn(4, 10, requires_grad=True), torch.tensor([1, -100, 9, 0])
+      >>> loss, num_items, _ = fa2.cross_entropy(logits, target, return_stats=True)
+      >>> torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, target))
+      >>> int(num_items)  # position 1 is ignored
+      3
+      >>> loss.backward()  # logits.grad
     """
     check_float("input", input)
     if size_average is not None or reduce is not None:

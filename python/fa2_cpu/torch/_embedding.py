@@ -65,6 +65,13 @@ def embedding(
     Raises:
       TypeError: a weight that is not on the CPU or not of a float dtype.
       ValueError: a weight of other than two dimensions, or a padding_idx out of range.
+
+    Example:
+      >>> import torch, fa2_cpu.torch as fa2
+      >>> table = torch.randn(10, 4, requires_grad=True)
+      >>> fa2.embedding(torch.tensor([3, 3, 7]), table).sum().backward()
+      >>> table.grad[[2, 3, 7], 0].tolist()
+      [0.0, 2.0, 1.0]
     """
     check_float("weight", weight)
     if weight.dim() != 2:

@@ -206,6 +206,13 @@ def linear_cross_entropy(
     Raises:
       TypeError: dtypes that differ, or an input that is not on the CPU.
       ValueError: shapes that do not fit, or a target out of range.
+
+    Example:
+      >>> import torch, fa2_cpu.torch as fa2
+      >>> hidden, head, target = torch.randn(4, 8), torch.randn(10, 8, requires_grad=True), torch.tensor([1, 3, 9, 0])
+      >>> loss = fa2.linear_cross_entropy(hidden, head, target)
+      >>> torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(hidden @ head.T, target))
+      >>> loss.backward()  # head.grad
     """
     check_float("input", input)
     check_float("linear_weight", linear_weight)

@@ -79,6 +79,13 @@ def rms_norm(
     Raises:
       TypeError: an input that is not on the CPU or not of a float dtype.
       ValueError: shapes that do not fit.
+
+    Example:
+      >>> import torch, fa2_cpu.torch as fa2
+      >>> x, weight = torch.randn(3, 8), torch.randn(8, requires_grad=True)
+      >>> y = fa2.rms_norm(x, (8,), weight, eps=1e-6)
+      >>> torch.testing.assert_close(y, torch.nn.functional.rms_norm(x, (8,), weight, eps=1e-6))
+      >>> y.sum().backward()  # weight.grad
     """
     check_float("input", input)
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)

@@ -68,6 +68,14 @@ def apply_rotary_emb(
     Raises:
       TypeError: dtypes or devices that fa2 does not compute on, or angles that require grad.
       ValueError: shapes that do not fit.
+
+    Example:
+      >>> import torch, fa2_cpu.torch as fa2
+      >>> angles = torch.outer(torch.arange(6.0), 100 ** (-torch.arange(4) / 4))  # [N, R/2]
+      >>> x = torch.randn(2, 3, 6, 8)
+      >>> y = fa2.apply_rotary_emb(x, angles.cos(), angles.sin())
+      >>> torch.testing.assert_close(y.norm(dim=-1), x.norm(dim=-1))  # turned, no longer
+      >>> torch.testing.assert_close(y[:, :, 0], x[:, :, 0])  # position 0 stays
     """
     check_float("x", x)
     if layout not in ("bhsd", "bshd"):
@@ -96,6 +104,12 @@ def apply_rotary_pos_emb(
 
     Returns:
       q and k turned, in their dtypes.
+
+    Example:
+      >>> import torch, fa2_cpu.torch as fa2
+      >>> angles = torch.outer(torch.arange(6.0), 100 ** (-torch.arange(4) / 4)).repeat(1, 2)[None]  # [1, N, D]
+      >>> q, k = torch.randn(1, 3, 6, 8), torch.randn(1, 1, 6, 8)
+      >>> q, k = fa2.apply_rotary_pos_emb(q, k, angles.cos(), angles.sin())
     """
     layout = "bhsd" if unsqueeze_dim == 1 else "bshd"
     if cos.shape[-1] == q.shape[-1]:

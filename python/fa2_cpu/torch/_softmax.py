@@ -55,6 +55,11 @@ def softmax(input: Tensor, dim: int = -1, dtype: Optional[torch.dtype] = None) -
 
     Raises:
       TypeError: an input that is not on the CPU or not of a float dtype.
+
+    Example:
+      >>> import torch, fa2_cpu.torch as fa2
+      >>> x = torch.randn(3, 5)
+      >>> torch.testing.assert_close(fa2.softmax(x), torch.softmax(x, -1))
     """
     if dtype is not None:
         input = input.to(dtype)

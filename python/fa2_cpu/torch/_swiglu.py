@@ -61,6 +61,13 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     Raises:
       TypeError: dtypes that differ, or an input that is not on the CPU.
       ValueError: shapes that differ.
+
+    Example:
+      >>> import torch, fa2_cpu.torch as fa2
+      >>> gate, up = torch.randn(2, 3, 8, requires_grad=True), torch.randn(2, 3, 8)
+      >>> y = fa2.swiglu(gate, up)
+      >>> torch.testing.assert_close(y, torch.nn.functional.silu(gate) * up)
+      >>> y.sum().backward()  # gate.grad
     """
     check_float("gate", gate)
     check_same("up", up, "gate", gate)
