@@ -8,8 +8,6 @@
 #ifndef FA2_SRC_SIMD_AMX_BIAS_INL_H_
 #define FA2_SRC_SIMD_AMX_BIAS_INL_H_
 
-#include <immintrin.h>
-
 #include <cmath>
 
 #include "src/simd/amx/stream-inl.h"
@@ -62,62 +60,62 @@ class BiasOfProducts {
     const uint8_t* const square = rows + 16 * key_half * size_;
     uint8_t* const tile = to + key_half * 2 * kTileBytes;
     if (size_ == 2) {
-      __m512i r[16];
+      const hn::FixedTag<hwy::float16_t, 16> f16;
+      Floats r[16];
       for (int i = 0; i < 16; ++i) {
-        r[i] = _mm512_castps_si512(_mm512_cvtph_ps(_mm256_loadu_si256(
-            reinterpret_cast<const __m256i*>(square + i * stride_))));
+        r[i] = hn::PromoteTo(
+            FloatTag(), hn::LoadU(f16, reinterpret_cast<const hwy::float16_t*>(
+                                           square + i * stride_)));
       }
       Transpose16x16(r);
       return PutRows<kAdd>(r, tile);
     }
-    __m512 v[16];
+    Floats v[16];
     LoadColumns(square, stride_, v);
     return PutRows<kAdd>(v, tile);
   }
 
  private:
   template <bool kAdd>
-  HWY_INLINE void PutRow(__m512 bias, uint8_t* to) const {
-    const __m512 unit = _mm512_set1_ps(unit_);
-    _mm512_store_ps(to, kAdd ? _mm512_fmadd_ps(bias, unit, _mm512_load_ps(to))
-                             : _mm512_mul_ps(bias, unit));
+  HWY_INLINE void PutRow(Floats bias, uint8_t* to) const {
+    const Floats unit = hn::Set(FloatTag(), unit_);
+    StoreRow(kAdd ? hn::MulAdd(bias, unit, LoadRow(to)) : hn::Mul(bias, unit),
+             to);
   }
 
   // 16 queries x 32 keys of bf16.
   template <bool kAdd>
   HWY_INLINE bool PutPairs(const uint8_t* rows, uint8_t* to) const {
-    __m512 v[16];
+    Floats v[16];
     LoadColumns(rows, stride_, v);
-    __m512i most = _mm512_setzero_si512();  // without signs, twice
-    const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+    const FloatTag d;
+    const WordTag words;
+    const Bf16Tag d16;
+    Bf16s most = hn::Zero(d16);  // without signs, twice
+    const Words high = hn::Set(words, 0xffff0000u);
     for (int c = 0; c < 16; ++c) {
-      const __m512i pairs = _mm512_castps_si512(v[c]);
-      most = _mm512_max_epu16(most, _mm512_add_epi16(pairs, pairs));
+      const Words pairs = hn::BitCast(words, v[c]);
+      const Bf16s elements = hn::BitCast(d16, pairs);
+      most = hn::Max(most, hn::Add(elements, elements));
       uint8_t* const row = to + c / 8 * 2 * kTileBytes + c % 8 * 128;
-      PutRow<kAdd>(_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)), row);
-      PutRow<kAdd>(_mm512_castsi512_ps(_mm512_and_si512(pairs, high)),
-                   row + 64);
+      PutRow<kAdd>(hn::BitCast(d, hn::ShiftLeft<16>(pairs)), row);
+      PutRow<kAdd>(hn::BitCast(d, hn::And(pairs, high)), row + 64);
     }
-    return _mm512_cmpge_epu16_mask(
-               most, _mm512_set1_epi16(static_cast<short>(kLeast >> 15))) == 0;
+    constexpr auto kMost = static_cast<uint16_t>((kLeast >> 15) - 1);
+    return BitsOf(hn::Gt(most, hn::Set(d16, kMost))) == 0;
   }
 
-  // The keys of a square, of f32. Not one array for whatever dtype they come
-  // from: GCC would keep it in memory.
-  static HWY_INLINE __m512i Bits(__m512 key) {
-    return _mm512_castps_si512(key);
-  }
-  static HWY_INLINE __m512i Bits(__m512i key) { return key; }
-  template <bool kAdd, class Vector>
-  HWY_INLINE bool PutRows(const Vector (&v)[16], uint8_t* to) const {
-    __m512i most = _mm512_setzero_si512();  // without signs, twice
+  // The keys of a square.
+  template <bool kAdd>
+  HWY_INLINE bool PutRows(const Floats (&v)[16], uint8_t* to) const {
+    const WordTag words;
+    Words most = hn::Zero(words);  // without signs, twice
     for (int c = 0; c < 16; ++c) {
-      const __m512i bits = Bits(v[c]);
-      most = _mm512_max_epu32(most, _mm512_add_epi32(bits, bits));
-      PutRow<kAdd>(_mm512_castsi512_ps(bits), to + 64 * c);
+      const Words bits = hn::BitCast(words, v[c]);
+      most = hn::Max(most, hn::Add(bits, bits));
+      PutRow<kAdd>(v[c], to + 64 * c);
     }
-    return _mm512_cmpge_epu32_mask(
-               most, _mm512_set1_epi32(static_cast<int>(2 * kLeast))) == 0;
+    return BitsOf(hn::Gt(most, hn::Set(words, 2 * kLeast - 1))) == 0;
   }
 
   static constexpr uint32_t kLeast = 0x48000000;  // bits of 2^17

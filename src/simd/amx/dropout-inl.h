@@ -8,8 +8,7 @@
 #ifndef FA2_SRC_SIMD_AMX_DROPOUT_INL_H_
 #define FA2_SRC_SIMD_AMX_DROPOUT_INL_H_
 
-#include <immintrin.h>
-
+#include "src/simd/amx/vector-inl.h"
 #include "src/simd/engine.h"
 #include "src/simd/math/philox-inl.h"
 
@@ -39,32 +38,34 @@ class DropoutBits {
     const uint64_t first = (dropout_.first + static_cast<uint64_t>(key)) / 4 +
                            static_cast<uint64_t>(query) * stride;
     Chains c;
+    HWY_UNROLL(8)
     for (int g = 0; g < kChains; ++g) {
       const uint64_t quad = static_cast<uint64_t>(g / 2 % 2);
       const uint64_t half = static_cast<uint64_t>(g / 4);
-      c.product0[g] = _mm512_add_epi64(_mm512_load_si512(lane_[g % 2]),
-                                       _mm512_set1_epi64(static_cast<long long>(
-                                           first + quad + 16 * half * stride)));
+      c.product0[g] =
+          hn::Add(hn::Load(BlockTag(), lane_[g % 2]),
+                  hn::Set(BlockTag(), first + quad + 16 * half * stride));
     }
     Rounds(c);
-    const __m512i dropped = _mm512_set1_epi32(static_cast<int>(dropped_));
+    const Words dropped = hn::Set(WordTag(), dropped_);
+    HWY_UNROLL(4)
     for (int g = 0; g < kChains; g += 2) {
-      const __m512i words[4] = {
-          _mm512_ternarylogic_epi32(Highs(&c.product1[g]), Lows(&c.c1[g]),
-                                    Key(18), 0x96),
+      const Words words[4] = {
+          hn::Xor3(Highs(&c.product1[g]), Lows(&c.c1[g]), Key(18)),
           Lows(&c.product1[g]),
-          _mm512_ternarylogic_epi32(Highs(&c.product0[g]), Lows(&c.c3[g]),
-                                    Key(19), 0x96),
+          hn::Xor3(Highs(&c.product0[g]), Lows(&c.c3[g]), Key(19)),
           Lows(&c.product0[g])};
       const int first_bits = 4 * (g % 4) + g / 4;
       for (int w = 0; w < 4; ++w) {
-        bits[first_bits + 2 * w] =
-            static_cast<uint16_t>(_mm512_cmpgt_epu32_mask(words[w], dropped));
+        bits[first_bits + 2 * w] = BitsOf(hn::Gt(words[w], dropped));
       }
     }
   }
 
  private:
+  using BlockTag = hn::FixedTag<uint64_t, 8>;
+  using Blocks = hn::Vec<BlockTag>;
+
   // Philox blocks of 16 queries, even ones and odd ones, for four keys and the
   // next four; then of the other 16. A chain alone takes 70 cycles, in which
   // the unit could do four; as calls have a beginning and an end, eight: 280
@@ -72,60 +73,72 @@ class DropoutBits {
   // 350.
   static constexpr int kChains = 8;
   struct Chains {
-    __m512i c1[kChains], c3[kChains], product0[kChains], product1[kChains];
+    Blocks c1[kChains], c3[kChains], product0[kChains], product1[kChains];
   };
 
-  HWY_INLINE __m512i Key(int i) const {
-    return _mm512_set1_epi64(static_cast<long long>(keys_.word[i]));
+  static HWY_INLINE Words AsWords(Blocks x) {
+    return hn::BitCast(WordTag(), x);
   }
-  static HWY_INLINE __m512i High(__m512i product) {
-    return _mm512_srli_epi64(product, 32);
+  HWY_INLINE Blocks Key64(int i) const {
+    return hn::Set(BlockTag(), keys_.word[i]);
   }
-  static HWY_INLINE __m512i Swapped(__m512i product) {
-    return _mm512_shuffle_epi32(product, _MM_PERM_CDAB);
+  HWY_INLINE Words Key(int i) const { return AsWords(Key64(i)); }
+  // The product of the lower halves.
+  static HWY_INLINE Blocks Product(Blocks x, Words multiplier) {
+    return hn::MulEven(AsWords(x), multiplier);
+  }
+  static HWY_INLINE Blocks High(Blocks product) {
+    return hn::ShiftRight<32>(product);
+  }
+  static HWY_INLINE Blocks Swapped(Blocks product) {
+    return hn::BitCast(BlockTag(), hn::Shuffle2301(AsWords(product)));
   }
   // Of even and odd queries, those of the odd ones in upper halves.
-  static HWY_INLINE __m512i Lows(const __m512i* c) {
-    return _mm512_mask_shuffle_epi32(c[0], 0xAAAA, c[1], _MM_PERM_CDAB);
+  static HWY_INLINE Words Lows(const Blocks* c) {
+    return hn::OddEven(AsWords(Swapped(c[1])), AsWords(c[0]));
   }
-  static HWY_INLINE __m512i Highs(const __m512i* c) {
-    return _mm512_mask_shuffle_epi32(c[1], 0x5555, c[0], _MM_PERM_CDAB);
+  static HWY_INLINE Words Highs(const Blocks* c) {
+    return hn::OddEven(AsWords(c[1]), AsWords(Swapped(c[0])));
   }
 
   // PhiloxRounds of philox-inl.h for the blocks c.product0.
   HWY_INLINE void Rounds(Chains& c) const {
-    const __m512i multiplier0 = _mm512_set1_epi64(kPhiloxMultiplier0);
-    const __m512i multiplier1 = _mm512_set1_epi64(kPhiloxMultiplier1);
-    __m512i c0[kChains], c2[kChains];
+    const Words multiplier0 = hn::Set(WordTag(), kPhiloxMultiplier0);
+    const Words multiplier1 = hn::Set(WordTag(), kPhiloxMultiplier1);
+    Blocks c0[kChains], c2[kChains];
+    HWY_UNROLL(8)
     for (int g = 0; g < kChains; ++g) {
-      const __m512i product0 = _mm512_mul_epu32(c.product0[g], multiplier0);
-      c2[g] = _mm512_xor_si512(High(product0), Key(1));
-      c.c1[g] = _mm512_mul_epu32(c2[g], multiplier1);
-      c0[g] = _mm512_xor_si512(Swapped(c.c1[g]), Key(2));
-      c2[g] = _mm512_xor_si512(product0, Key(3));
+      const Blocks product0 = Product(c.product0[g], multiplier0);
+      c2[g] = hn::Xor(High(product0), Key64(1));
+      c.c1[g] = Product(c2[g], multiplier1);
+      c0[g] = hn::Xor(Swapped(c.c1[g]), Key64(2));
+      c2[g] = hn::Xor(product0, Key64(3));
     }
+    HWY_UNROLL(8)
     for (int g = 0; g < kChains; ++g) {
-      c.c3[g] = _mm512_mul_epu32(c0[g], multiplier0);
-      const __m512i product1 = _mm512_mul_epu32(c2[g], multiplier1);
-      c0[g] = _mm512_ternarylogic_epi64(High(product1), c.c1[g], Key(4), 0x96);
-      c2[g] = _mm512_xor_si512(Swapped(c.c3[g]), Key(5));
+      c.c3[g] = Product(c0[g], multiplier0);
+      const Blocks product1 = Product(c2[g], multiplier1);
+      c0[g] = hn::Xor3(High(product1), c.c1[g], Key64(4));
+      c2[g] = hn::Xor(Swapped(c.c3[g]), Key64(5));
       c.c1[g] = product1;
     }
+    HWY_UNROLL(6)
     for (int round = 3; round < 9; ++round) {
-      const __m512i key0 = Key(2 * round), key1 = Key(2 * round + 1);
+      const Blocks key0 = Key64(2 * round), key1 = Key64(2 * round + 1);
+      HWY_UNROLL(8)
       for (int g = 0; g < kChains; ++g) {
-        const __m512i product0 = _mm512_mul_epu32(c0[g], multiplier0);
-        const __m512i product1 = _mm512_mul_epu32(c2[g], multiplier1);
-        c0[g] = _mm512_ternarylogic_epi64(High(product1), c.c1[g], key0, 0x96);
-        c2[g] =
-            _mm512_ternarylogic_epi64(Swapped(product0), c.c3[g], key1, 0x96);
+        const Blocks product0 = Product(c0[g], multiplier0);
+        const Blocks product1 = Product(c2[g], multiplier1);
+        c0[g] = hn::Xor3(High(product1), c.c1[g], key0);
+        c2[g] = hn::Xor3(Swapped(product0), c.c3[g], key1);
         c.c1[g] = product1;
         c.c3[g] = product0;
       }
     }
+    HWY_UNROLL(8)
     for (int g = 0; g < kChains; ++g) {
-      c.product0[g] = _mm512_mul_epu32(c0[g], multiplier0);
-      c.product1[g] = _mm512_mul_epu32(c2[g], multiplier1);
+      c.product0[g] = Product(c0[g], multiplier0);
+      c.product1[g] = Product(c2[g], multiplier1);
     }
   }
 

@@ -89,10 +89,11 @@ constexpr bool InLog2(FusedMode mode) {
 
 // What ProbabilityExp2 is taken of, for an exponent that is not InLog2.
 template <class Variant>
-HWY_INLINE __m512 IntoLog2(__m512 x) {
-  const __m512 log2e = _mm512_set1_ps(kLog2E<float>);
-  if (Variant::kExpDegree == 0) return _mm512_mul_ps(x, log2e);
-  return _mm512_fmsub_ps(x, log2e, _mm512_set1_ps(ExpOrigin<Variant>()));
+HWY_INLINE Floats IntoLog2(Floats x) {
+  const FloatTag d;
+  const Floats log2e = hn::Set(d, kLog2E<float>);
+  if (Variant::kExpDegree == 0) return hn::Mul(x, log2e);
+  return hn::MulSub(x, log2e, hn::Set(d, ExpOrigin<Variant>()));
 }
 
 // What dropout multiplies the elements that it keeps by, if it keeps any.
@@ -129,12 +130,13 @@ inline int GivenOptions(const ScoreOptions& o) {
 // Whether any of 32 row statistics, times `scale`, is larger than kLargeScore
 // and finite.
 HWY_INLINE bool HasLargeScores(const float* statistics, float scale) {
-  int large = 0;
+  const FloatTag d;
+  uint32_t large = 0;
   for (int h = 0; h < 2; ++h) {
-    const __m512 size = _mm512_abs_ps(_mm512_mul_ps(
-        _mm512_loadu_ps(statistics + 16 * h), _mm512_set1_ps(scale)));
-    large |= _mm512_cmp_ps_mask(size, _mm512_set1_ps(kLargeScore), _CMP_GT_OQ) &
-             _mm512_cmp_ps_mask(size, _mm512_set1_ps(HUGE_VALF), _CMP_LT_OQ);
+    const Floats size =
+        hn::Abs(hn::Mul(hn::LoadU(d, statistics + 16 * h), hn::Set(d, scale)));
+    large |= BitsOf(hn::And(hn::Gt(size, hn::Set(d, kLargeScore)),
+                            hn::Lt(size, hn::Set(d, HUGE_VALF))));
   }
   return large != 0;
 }
@@ -146,47 +148,46 @@ inline int64_t StagedRow(const ScoreOptions& o, int64_t key, int64_t query) {
 
 // What the way back needs.
 struct ScoreSlopes {
-  __m512 softcap;   // d (S after softcap) / d (S before)
-  __m512 distance;  // of ALiBi
+  Floats softcap;   // d (S after softcap) / d (S before)
+  Floats distance;  // of ALiBi
 };
 
 // A score in the unit of `f`, less `less` where kLess. `bias` points to those
 // of the 16 elements; `position` is the queries' less that of the sub-block's
 // first key, `row` the key in the sub-block. A bias of -inf hides.
 template <FusedMode kMode, bool kFast, bool kLess>
-HWY_INLINE __m512 Score(const ScoreFactors& f, int given, __m512 product,
-                        __m512 scale, __m512 less, const float* bias,
-                        const float* position, int row, __mmask16& visible,
+HWY_INLINE Floats Score(const ScoreFactors& f, int given, Floats product,
+                        Floats scale, Floats less, const float* bias,
+                        const float* position, int row, FloatMask& visible,
                         ScoreSlopes& slopes) {
+  const FloatTag d;
   const bool rounds =
       kMode == FusedMode::kGeneral && kLess && (given & kRoundsScores) != 0;
-  __m512 x = product;
+  Floats x = product;
   if (Has<kMode>(kHasSoftcap, given)) {
-    x = kFast ? TanhOfSteps(_mm512_mul_ps(x, _mm512_set1_ps(f.into_steps)))
-              : Tanh(_mm512_mul_ps(x, _mm512_set1_ps(f.into_cap)));
-    slopes.softcap = _mm512_fnmadd_ps(x, x, _mm512_set1_ps(1.0f));
-    scale = _mm512_set1_ps(f.softcap);
+    x = kFast ? TanhOfSteps(hn::Mul(x, hn::Set(d, f.into_steps)))
+              : Tanh(hn::Mul(x, hn::Set(d, f.into_cap)));
+    slopes.softcap = hn::NegMulAdd(x, x, hn::Set(d, 1.0f));
+    scale = hn::Set(d, f.softcap);
   }
   if (Has<kMode>(kHasBias, given)) {
-    const __m512 b = _mm512_loadu_ps(bias);
-    visible = _mm512_mask_cmp_ps_mask(visible, b, _mm512_set1_ps(-HUGE_VALF),
-                                      _CMP_NEQ_UQ);
-    x = _mm512_fmadd_ps(x, scale,
-                        kLess && !rounds ? _mm512_sub_ps(b, less) : b);
+    const Floats b = hn::LoadU(d, bias);
+    visible = AndDiffer(visible, b, hn::Set(d, -HUGE_VALF));
+    x = hn::MulAdd(x, scale, kLess && !rounds ? hn::Sub(b, less) : b);
   } else if (rounds) {
     // Not a product, which the compiler would fuse with the difference.
-    x = _mm512_fmadd_ps(x, scale, _mm512_setzero_ps());
+    x = hn::MulAdd(x, scale, hn::Zero(d));
   } else if (kLess) {
-    x = _mm512_fmsub_ps(x, scale, less);
+    x = hn::MulSub(x, scale, less);
   } else {
-    x = _mm512_mul_ps(x, scale);
+    x = hn::Mul(x, scale);
   }
   if (Has<kMode>(kHasAlibi | kGivesSlopeGradient, given)) {
-    slopes.distance = _mm512_abs_ps(_mm512_sub_ps(
-        _mm512_loadu_ps(position), _mm512_set1_ps(static_cast<float>(row))));
-    x = _mm512_fnmadd_ps(_mm512_set1_ps(f.slope), slopes.distance, x);
+    slopes.distance = hn::Abs(
+        hn::Sub(hn::LoadU(d, position), hn::Set(d, static_cast<float>(row))));
+    x = hn::NegMulAdd(hn::Set(d, f.slope), slopes.distance, x);
   }
-  if (rounds) x = _mm512_sub_ps(x, less);
+  if (rounds) x = hn::Sub(x, less);
   return x;
 }
 

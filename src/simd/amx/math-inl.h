@@ -6,9 +6,7 @@
 #ifndef FA2_SRC_SIMD_AMX_MATH_INL_H_
 #define FA2_SRC_SIMD_AMX_MATH_INL_H_
 
-#include <immintrin.h>
-
-#include "hwy/highway.h"
+#include "src/simd/amx/vector-inl.h"
 #include "src/simd/math/exp-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -30,56 +28,59 @@ class FlushSubnormals {
   const unsigned before_;
 };
 
-// 2^x = mantissa * 2^exponent, the exponent rounded down. vreduceps gives the
-// fraction and vscalefps floors its exponent, so nothing else is needed.
+// 2^x = mantissa * 2^exponent, the exponent rounded down.
 struct PowerOfTwo {
-  __m512 mantissa;
-  __m512 exponent;
+  Floats mantissa;
+  Floats exponent;
 };
 
 // Of RoughExp2.
 template <int kDegree>
-HWY_INLINE PowerOfTwo RoughExp2Parts(__m512 x) {
-  using D = hwy::HWY_NAMESPACE::FixedTag<float, 16>;
-  const hwy::HWY_NAMESPACE::Vec<D> f{
-      _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | 8)};
-  return {RoughExp2Fraction<kDegree, Held>(D(), f).raw, x};
+HWY_INLINE PowerOfTwo RoughExp2Parts(Floats x) {
+  return {RoughExp2Fraction<kDegree, Held>(FloatTag(), LessFloor(x)), x};
 }
 
 // Of 2^x; a minimax polynomial of degree 6 on [-1/2, 1/2] errs by 2e-9.
-HWY_INLINE PowerOfTwo Exp2Parts(__m512 x) {
-  const __m512 n =
-      _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  // Infinite x: inf - inf would be NaN.
-  const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | 8);
-  __m512 p = _mm512_set1_ps(1.5403530e-4f);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.3333558e-3f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.6181291e-3f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.5504109e-2f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022651e-1f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9314718e-1f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+HWY_INLINE PowerOfTwo Exp2Parts(Floats x) {
+  const FloatTag d;
+  const Floats n = hn::Round(x);
+  const Floats f = LessNearest(x);
+  Floats p = hn::Set(d, 1.5403530e-4f);
+  p = hn::MulAdd(p, f, hn::Set(d, 1.3333558e-3f));
+  p = hn::MulAdd(p, f, hn::Set(d, 9.6181291e-3f));
+  p = hn::MulAdd(p, f, hn::Set(d, 5.5504109e-2f));
+  p = hn::MulAdd(p, f, hn::Set(d, 2.4022651e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 6.9314718e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
   return {p, n};
 }
 
 // 2^x for any x: infinite above 2^128, NaN for NaN, and in the life of a
 // FlushSubnormals 0 below 2^-126.
-HWY_INLINE __m512 Exp2(__m512 x) {
+HWY_INLINE Floats Exp2(Floats x) {
   const PowerOfTwo parts = Exp2Parts(x);
-  return _mm512_scalef_ps(parts.mantissa, parts.exponent);
+  return Scaled(parts.mantissa, parts.exponent);
 }
 
 // 2^(x + ExpOrigin<Variant>()) where `visible`, else 0: P to the variant's
 // precision.
 template <class Variant>
-HWY_INLINE __m512 ProbabilityExp2(__m512 x, __mmask16 visible = 0xFFFF) {
-  PowerOfTwo parts;
+HWY_INLINE PowerOfTwo ProbabilityExp2Parts(Floats x) {
   if constexpr (Variant::kExpDegree == 0) {
-    parts = Exp2Parts(x);
+    return Exp2Parts(x);
   } else {
-    parts = RoughExp2Parts<Variant::kExpDegree>(x);
+    return RoughExp2Parts<Variant::kExpDegree>(x);
   }
-  return _mm512_maskz_scalef_ps(visible, parts.mantissa, parts.exponent);
+}
+template <class Variant>
+HWY_INLINE Floats ProbabilityExp2(Floats x) {
+  const PowerOfTwo parts = ProbabilityExp2Parts<Variant>(x);
+  return Scaled(parts.mantissa, parts.exponent);
+}
+template <class Variant>
+HWY_INLINE Floats ProbabilityExp2(Floats x, FloatMask visible) {
+  const PowerOfTwo parts = ProbabilityExp2Parts<Variant>(x);
+  return ScaledOrZero(visible, parts.mantissa, parts.exponent);
 }
 
 template <class Variant>
@@ -92,21 +93,20 @@ constexpr float ExpOrigin() {
 
 // tanh(x) with a relative error of a few 1e-7. Near 0, where 1 - 2 / (e^2x + 1)
 // cancels, the polynomial of Cephes' tanhf.
-HWY_INLINE __m512 Tanh(__m512 x) {
-  const __m512 z = _mm512_mul_ps(x, x);
-  __m512 small = _mm512_set1_ps(-5.70498872745e-3f);
-  small = _mm512_fmadd_ps(small, z, _mm512_set1_ps(2.06390887954e-2f));
-  small = _mm512_fmadd_ps(small, z, _mm512_set1_ps(-5.37397155531e-2f));
-  small = _mm512_fmadd_ps(small, z, _mm512_set1_ps(1.33314422036e-1f));
-  small = _mm512_fmadd_ps(small, z, _mm512_set1_ps(-3.33332819422e-1f));
-  small = _mm512_fmadd_ps(_mm512_mul_ps(small, z), x, x);
-  const __m512 e = Exp2(_mm512_mul_ps(x, _mm512_set1_ps(2.88539008f)));
-  const __m512 one = _mm512_set1_ps(1.0f);
-  const __m512 large = _mm512_sub_ps(
-      one, _mm512_div_ps(_mm512_set1_ps(2.0f), _mm512_add_ps(e, one)));
-  const __mmask16 near_zero =
-      _mm512_cmp_ps_mask(_mm512_abs_ps(x), _mm512_set1_ps(0.625f), _CMP_LT_OQ);
-  return _mm512_mask_mov_ps(large, near_zero, small);
+HWY_INLINE Floats Tanh(Floats x) {
+  const FloatTag d;
+  const Floats z = hn::Mul(x, x);
+  Floats small = hn::Set(d, -5.70498872745e-3f);
+  small = hn::MulAdd(small, z, hn::Set(d, 2.06390887954e-2f));
+  small = hn::MulAdd(small, z, hn::Set(d, -5.37397155531e-2f));
+  small = hn::MulAdd(small, z, hn::Set(d, 1.33314422036e-1f));
+  small = hn::MulAdd(small, z, hn::Set(d, -3.33332819422e-1f));
+  small = hn::MulAdd(hn::Mul(small, z), x, x);
+  const Floats e = Exp2(hn::Mul(x, hn::Set(d, 2.88539008f)));
+  const Floats one = hn::Set(d, 1.0f);
+  const Floats large = hn::Sub(one, hn::Div(hn::Set(d, 2.0f), hn::Add(e, one)));
+  const FloatMask near_zero = hn::Lt(hn::Abs(x), hn::Set(d, 0.625f));
+  return hn::IfThenElse(near_zero, small, large);
 }
 
 // Cubics in a of tanh(a / 5) for |a - i| <= 1/2, i = 0 to 31, by Chebyshev
@@ -172,28 +172,27 @@ alignas(64) inline constexpr float kTanhCubics[4][32] = {
      2.92267941e-07f, 1.95920165e-07f, 1.31332413e-07f, 9.71488916e-08f},
 };
 
-HWY_INLINE __m512 TanhCubic(int power, __m512i index) {
-  return _mm512_permutex2var_ps(_mm512_load_ps(kTanhCubics[power]), index,
-                                _mm512_load_ps(kTanhCubics[power] + 16));
+HWY_INLINE Floats TanhCubic(int power, Words index) {
+  return LookUp(LoadRow(kTanhCubics[power]), LoadRow(kTanhCubics[power] + 16),
+                index);
 }
 
 // tanh(x / kTanhSteps) with an error of 4e-6, near 0 of 1.4e-5 of x: a score
 // capped at 50 errs by 2e-4, and with it P, which is then rounded to bf16
 // (2e-3). Table lookups are shuffles, which the tile unit does not hold up.
-HWY_INLINE __m512 TanhOfSteps(__m512 x) {
+HWY_INLINE Floats TanhOfSteps(Floats x) {
+  const FloatTag d;
+  const WordTag words;
   // The second operand is returned when one is NaN.
-  const __m512 a = _mm512_min_ps(_mm512_set1_ps(31.0f), _mm512_abs_ps(x));
+  const Floats a = hn::Min(hn::Set(d, 31.0f), hn::Abs(x));
   // The sum's low bits are a, rounded; lookups read five of them.
-  const __m512i index =
-      _mm512_castps_si512(_mm512_add_ps(a, _mm512_set1_ps(12582912.0f)));
-  __m512 t = TanhCubic(3, index);
-  t = _mm512_fmadd_ps(t, a, TanhCubic(2, index));
-  t = _mm512_fmadd_ps(t, a, TanhCubic(1, index));
-  t = _mm512_fmadd_ps(t, a, TanhCubic(0, index));
-  // t with the sign of x: t ^ (x & sign).
-  return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(
-      _mm512_castps_si512(t), _mm512_castps_si512(x),
-      _mm512_set1_epi32(static_cast<int>(0x80000000u)), 0x78));
+  const Words index = hn::BitCast(words, hn::Add(a, hn::Set(d, 12582912.0f)));
+  Floats t = TanhCubic(3, index);
+  t = hn::MulAdd(t, a, TanhCubic(2, index));
+  t = hn::MulAdd(t, a, TanhCubic(1, index));
+  t = hn::MulAdd(t, a, TanhCubic(0, index));
+  // t is not negative.
+  return hn::OrAnd(t, hn::SignBit(d), x);
 }
 
 }  // namespace fa2::simd::HWY_NAMESPACE

@@ -205,10 +205,8 @@ class AccumulatorFetch {
   }
   HWY_INLINE void Step() {
     for (int64_t i = 0; i < each_ && line_ < kLines; ++i, ++line_) {
-      _mm_prefetch(reinterpret_cast<const char*>(
-                       next_.c + line_ / 32 * next_.row +
-                       line_ / 16 % 2 * next_.column + line_ % 16 * 64),
-                   _MM_HINT_T0);
+      hwy::Prefetch(next_.c + line_ / 32 * next_.row +
+                    line_ / 16 % 2 * next_.column + line_ % 16 * 64);
     }
     side_.Step();
   }

@@ -63,13 +63,13 @@ class StreamFetch {
   HWY_INLINE void Step() {
     if (left_ == 0) return;
     --left_;
-    _mm_prefetch(at_, _MM_HINT_T1);
-    _mm_prefetch(at_ + chunk_ - 1, _MM_HINT_T1);
+    Fetch(at_);
+    Fetch(at_ + chunk_ - 1);
     if (chunk_ > 128) {
       // Four lines, if a row begins with one; without a loop, since this stands
       // in the code in many places.
-      _mm_prefetch(at_ + 85, _MM_HINT_T1);
-      _mm_prefetch(at_ + 170, _MM_HINT_T1);
+      Fetch(at_ + 85);
+      Fetch(at_ + 170);
     }
     at_ += stride_;
     if (++row_ == rows_) {
@@ -82,6 +82,11 @@ class StreamFetch {
   }
 
  private:
+  // Into L2.
+  static HWY_INLINE void Fetch(const char* line) {
+    __builtin_prefetch(line, /*rw=*/0, /*locality=*/2);
+  }
+
   const char* at_ = nullptr;
   int64_t stride_ = 0;  // bytes
   int64_t chunk_ = 0;   // bytes of a row that are prefetched at once
@@ -110,13 +115,22 @@ HWY_INLINE void TakePart(const ScoreStream& s, int64_t key, int64_t query,
   const float* in = static_cast<const float*>(p.matrix.data);
   for (int i = 0; i < 32; i += 16) {
     for (int j = 0; j < 32; j += 16) {
-      __m512 v[16];
+      Floats v[16];
       LoadColumns(in + i * p.matrix.query_stride + j, 4 * p.matrix.query_stride,
                   v);
       for (int c = 0; c < 16; ++c) {
-        _mm512_store_ps(staged + 32 * (j + c) + i, v[c]);
+        StoreRow(v[c], staged + 32 * (j + c) + i);
       }
     }
+  }
+}
+
+// Whole lines are written by non-temporal stores: they need not be read first.
+HWY_INLINE void StoreLine(Floats x, bool whole, float* to) {
+  if (whole) {
+    hn::Stream(x, FloatTag(), to);
+  } else {
+    hn::StoreU(x, FloatTag(), to);
   }
 }
 
@@ -136,15 +150,12 @@ HWY_INLINE void GivePairs(const ScoreStream& s, int64_t key, int64_t query,
   const bool lines =
       reinterpret_cast<uintptr_t>(out) % 64 == 0 && stride % 32 == 0;
   for (int64_t half = 0; half < 2; ++half) {
-    __m512 v[16];
+    Floats v[16];
     LoadColumns(pairs + 64 * half, row_bytes, v);
     for (int c = 0; c < 16; ++c) {
-      uint16_t* const to = out + amx::QueryOfLane(half, c) * stride;
-      if (lines) {
-        _mm512_stream_ps(reinterpret_cast<float*>(to), v[c]);
-      } else {
-        _mm512_storeu_ps(to, v[c]);
-      }
+      StoreLine(
+          v[c], lines,
+          reinterpret_cast<float*>(out + amx::QueryOfLane(half, c) * stride));
     }
   }
 }
@@ -158,21 +169,14 @@ HWY_INLINE void GivePart(const ScoreStream& s, int64_t key, int64_t query,
   }
   float* const out = static_cast<float*>(const_cast<void*>(p.matrix.data));
   const int64_t stride = p.matrix.query_stride;
-  // Whole lines are written by non-temporal stores: they need not be read
-  // first.
   const bool lines =
       reinterpret_cast<uintptr_t>(out) % 64 == 0 && stride % 16 == 0;
   for (int i = 0; i < 32; i += 16) {
     for (int j = 0; j < 32; j += 16) {
-      __m512 v[16];
+      Floats v[16];
       LoadColumns(staged + 32 * j + i, 4 * 32, v);
       for (int c = 0; c < 16; ++c) {
-        float* const to = out + (i + c) * stride + j;
-        if (lines) {
-          _mm512_stream_ps(to, v[c]);
-        } else {
-          _mm512_storeu_ps(to, v[c]);
-        }
+        StoreLine(v[c], lines, out + (i + c) * stride + j);
       }
     }
   }

@@ -12,12 +12,10 @@
 #ifndef FA2_SRC_SIMD_AMX_TILE_INL_H_
 #define FA2_SRC_SIMD_AMX_TILE_INL_H_
 
-#include <immintrin.h>
-
 #include <cstdint>
 #include <cstring>
 
-#include "hwy/highway.h"
+#include "src/simd/amx/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
@@ -82,9 +80,11 @@ struct HardwareTiles {
                  : "i"(kC), "i"(kA), "i"(kB));
   }
   // 32 floats to 32 bf16, to nearest even.
-  static HWY_INLINE __m512i RoundToBf16(__m512 low, __m512 high) {
-    __m512i result;
-    asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(result) : "v"(low), "v"(high));
+  static HWY_INLINE Bf16s RoundToBf16(Floats low, Floats high) {
+    Bf16s result;
+    asm("vcvtne2ps2bf16 %1, %2, %0"
+        : "=v"(result.raw)
+        : "v"(low.raw), "v"(high.raw));
     return result;
   }
 };
@@ -126,44 +126,42 @@ struct EmulatedTiles {
   }
   template <int kC, int kA, int kB>
   static HWY_NOINLINE void Dot() {
+    const FloatTag d;
+    const WordTag words;
     Registers& r = State();
     for (int row = 0; row < 16; ++row) {
       const uint8_t* a = r.bytes[kA] + 64 * row;
-      __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
+      Floats even = hn::Zero(d), odd = hn::Zero(d);
       for (int k = 0; k < 16; ++k) {
         uint32_t pair;
         std::memcpy(&pair, a + 4 * k, 4);
-        const __m512i b = _mm512_load_si512(r.bytes[kB] + 64 * k);
-        const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-        const __m512i left = _mm512_set1_epi32(static_cast<int>(pair));
-        even = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(left, 16)),
-                               _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)),
-                               even);
-        odd = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(left, high)),
-                              _mm512_castsi512_ps(_mm512_and_si512(b, high)),
-                              odd);
+        const Words left = hn::Set(words, pair);
+        const Words right = hn::BitCast(words, LoadRow(r.bytes[kB] + 64 * k));
+        const Words high = hn::Set(words, 0xffff0000u);
+        even = hn::MulAdd(hn::BitCast(d, hn::ShiftLeft<16>(left)),
+                          hn::BitCast(d, hn::ShiftLeft<16>(right)), even);
+        odd = hn::MulAdd(hn::BitCast(d, hn::And(left, high)),
+                         hn::BitCast(d, hn::And(right, high)), odd);
       }
-      float* c = reinterpret_cast<float*>(r.bytes[kC] + 64 * row);
-      _mm512_store_ps(
-          c, _mm512_add_ps(_mm512_load_ps(c), _mm512_add_ps(even, odd)));
+      uint8_t* const c = r.bytes[kC] + 64 * row;
+      StoreRow(hn::Add(LoadRow(c), hn::Add(even, odd)), c);
     }
   }
-  static HWY_NOINLINE __m512i RoundToBf16(__m512 low, __m512 high) {
-    return _mm512_inserti64x4(_mm512_castsi256_si512(Round16(low)),
-                              Round16(high), 1);
+  static HWY_NOINLINE Bf16s RoundToBf16(Floats low, Floats high) {
+    return hn::Combine(Bf16Tag(), Round16(high), Round16(low));
   }
 
  private:
-  static __m256i Round16(__m512 x) {
-    const __m512i bits = _mm512_castps_si512(x);
-    const __m512i lsb =
-        _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    __m512i rounded = _mm512_add_epi32(
-        bits, _mm512_add_epi32(lsb, _mm512_set1_epi32(0x7fff)));
-    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    rounded =
-        _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
-    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+  static HWY_INLINE hn::Vec<hn::FixedTag<uint16_t, 16>> Round16(Floats x) {
+    const WordTag words;
+    const Words bits = hn::BitCast(words, x);
+    const Words lsb = hn::And(hn::ShiftRight<16>(bits), hn::Set(words, 1u));
+    const Words rounded = hn::Add(bits, hn::Add(lsb, hn::Set(words, 0x7fffu)));
+    const Words quiet_nan = hn::Or(bits, hn::Set(words, 0x400000u));
+    return hn::TruncateTo(
+        hn::FixedTag<uint16_t, 16>(),
+        hn::ShiftRight<16>(hn::IfThenElse(hn::RebindMask(words, hn::IsNaN(x)),
+                                          quiet_nan, rounded)));
   }
 };
 

@@ -13,16 +13,13 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
 inline constexpr int64_t kTileFloats = kTileBytes / 4;
-
-using RowTag = hn::FixedTag<float, 16>;  // 16 columns
 
 inline void UnpackKeyRows(const void* accumulator, int64_t /*keys*/,
                           int64_t depth, int64_t first, int64_t count,
                           void* rows, int64_t row_stride) {
-  const RowTag d16;
+  const FloatTag d16;
   const int64_t columns = 2 * amx::DepthTiles(depth);
   const float* tiles = static_cast<const float*>(accumulator);
   for (int64_t r = 0; r < count; ++r) {
@@ -46,7 +43,7 @@ inline void UnpackKeyRows(const void* accumulator, int64_t /*keys*/,
 inline void UnpackQueryRows(const void* accumulator, int64_t /*queries*/,
                             int64_t depth, int64_t first, int64_t count,
                             void* rows, int64_t row_stride) {
-  const RowTag d16;
+  const FloatTag d16;
   const int64_t columns = 2 * amx::DepthTiles(depth);
   const uint8_t* tiles = static_cast<const uint8_t*>(accumulator);
   for (int64_t panel = first / 32; 32 * panel < first + count; ++panel) {
@@ -56,12 +53,12 @@ inline void UnpackQueryRows(const void* accumulator, int64_t /*queries*/,
       for (int64_t half = 0; half < 2; ++half) {
         const uint8_t* tile =
             tiles + ((panel * columns + d) * 2 + half) * kTileBytes;
-        __m512 v[16];
+        Floats v[16];
         LoadColumns(tile, 64, v);
         for (int i = 0; i < 16; ++i) {
           const int64_t r = 32 * panel + amx::QueryOfLane(half, i) - first;
           if (r < 0 || r >= count) continue;
-          hn::BlendedStore(hn::Vec<RowTag>{v[i]}, mask, d16,
+          hn::BlendedStore(v[i], mask, d16,
                            static_cast<float*>(rows) + r * row_stride + 16 * d);
         }
       }
@@ -72,33 +69,33 @@ inline void UnpackQueryRows(const void* accumulator, int64_t /*queries*/,
 // Stores `columns` of 32 bf16 from a column on; a whole line by a non-temporal
 // store if wanted (one thread: N 1,024 4 to 5% of the backward, N 2,048 3%).
 HWY_INLINE void StoreColumns(const MutableRows& out, int64_t row,
-                             int64_t column, __mmask32 columns, __m512i x) {
+                             int64_t column, uint32_t columns, Bf16s x) {
+  const Bf16Tag d16;
   uint16_t* const to =
       static_cast<uint16_t*>(out.data) + row * out.stride + column;
   const bool whole_line =
-      columns == ~__mmask32{0} && reinterpret_cast<uintptr_t>(to) % 64 == 0;
+      columns == ~uint32_t{0} && reinterpret_cast<uintptr_t>(to) % 64 == 0;
   if (out.non_temporal && whole_line) {
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), x);
+    hn::Stream(x, d16, to);
   } else {
-    _mm512_mask_storeu_epi16(to, columns, x);
+    hn::BlendedStore(x, Bf16MaskOf(columns), d16, to);
   }
 }
 
 // Non-temporal stores are not ordered with later ones: whoever is told that the
 // rows are written must see them.
 HWY_INLINE void FinishStores(const MutableRows& out) {
-  if (out.non_temporal) _mm_sfence();
+  if (out.non_temporal) hwy::FlushStream();
 }
 
 // 16 numbers at `offset` bytes of the sum of accumulators.
-HWY_INLINE __m512 LoadSum(const void* const* accumulators, int parts,
+HWY_INLINE Floats LoadSum(const void* const* accumulators, int parts,
                           int64_t offset) {
   const auto load = [accumulators, offset](int part) HWY_ATTR {
-    return _mm512_load_ps(static_cast<const uint8_t*>(accumulators[part]) +
-                          offset);
+    return LoadRow(static_cast<const uint8_t*>(accumulators[part]) + offset);
   };
-  __m512 sum = load(0);
-  for (int part = 1; part < parts; ++part) sum = _mm512_add_ps(sum, load(part));
+  Floats sum = load(0);
+  for (int part = 1; part < parts; ++part) sum = hn::Add(sum, load(part));
   return sum;
 }
 
@@ -113,16 +110,16 @@ void StoreKeyRows(const void* const* accumulators, int parts, int64_t depth,
     const int64_t rows = std::min<int64_t>(16, count - first);
     for (int64_t d = 0; 16 * d < depth; d += 2) {
       const int64_t tile = (first / 16 * columns + d) * kTileBytes;
-      const __mmask32 mask = ColumnMask(depth, 16 * d);
+      const uint32_t there = ColumnBits(depth, 16 * d);
       for (int64_t i = 0; i < rows; ++i) {
-        const __m512 scale = _mm512_set1_ps(
-            factors == nullptr ? factor : factor * factors[first + i]);
+        const Floats scale =
+            hn::Set(FloatTag(),
+                    factors == nullptr ? factor : factor * factors[first + i]);
         const int64_t row = tile + 64 * i;
-        const __m512i x = Tiles::RoundToBf16(
-            _mm512_mul_ps(LoadSum(accumulators, parts, row), scale),
-            _mm512_mul_ps(LoadSum(accumulators, parts, row + kTileBytes),
-                          scale));
-        StoreColumns(out, first + i, 16 * d, mask, x);
+        const Bf16s x = Tiles::RoundToBf16(
+            hn::Mul(LoadSum(accumulators, parts, row), scale),
+            hn::Mul(LoadSum(accumulators, parts, row + kTileBytes), scale));
+        StoreColumns(out, first + i, 16 * d, there, x);
       }
     }
   }
@@ -135,12 +132,6 @@ void StoreQueryRows(const void* const* accumulators, int parts, int64_t depth,
                     int64_t count, float factor, const void* row_factor,
                     MutableRows out) {
   const int64_t columns = 2 * amx::DepthTiles(depth);
-  const __m512i interleave = _mm512_add_epi16(
-      _mm512_and_si512(_mm512_set1_epi32(static_cast<int>(0xffff0000u)),
-                       _mm512_set1_epi16(16)),
-      _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,
-                                           12, 13, 14, 15),
-                         _mm512_set1_epi32(0x10001)));
   for (int64_t panel = 0; 32 * panel < count; ++panel) {
     const int64_t rows = std::min<int64_t>(32, count - 32 * panel);
     for (int64_t half = 0; half < 2; ++half) {
@@ -152,26 +143,26 @@ void StoreQueryRows(const void* const* accumulators, int parts, int64_t depth,
                        : factor * static_cast<const float*>(
                                       row_factor)[32 * panel + r];
       }
-      const __m512 scale = _mm512_load_ps(lanes);
+      const Floats scale = LoadRow(lanes);
       for (int64_t d = 0; 16 * d < depth; d += 2) {
         const int64_t tile = ((panel * columns + d) * 2 + half) * kTileBytes;
-        __m512i v[16];
+        Floats v[16];
         for (int i = 0; i < 16; ++i) {
           // Columns 2 i and 2 i + 1 of 16 queries.
           const int64_t pair = tile + i / 8 * 2 * kTileBytes + i % 8 * 128;
-          v[i] = _mm512_permutexvar_epi16(
-              interleave,
-              Tiles::RoundToBf16(
-                  _mm512_mul_ps(LoadSum(accumulators, parts, pair), scale),
-                  _mm512_mul_ps(LoadSum(accumulators, parts, pair + 64),
-                                scale)));
+          v[i] = hn::BitCast(
+              FloatTag(),
+              InterleaveHalves(Tiles::RoundToBf16(
+                  hn::Mul(LoadSum(accumulators, parts, pair), scale),
+                  hn::Mul(LoadSum(accumulators, parts, pair + 64), scale))));
         }
         Transpose16x16(v);
-        const __mmask32 mask = ColumnMask(depth, 16 * d);
+        const uint32_t there = ColumnBits(depth, 16 * d);
         for (int i = 0; i < 16; ++i) {
           const int64_t r = amx::QueryOfLane(half, i);
           if (r >= rows) continue;
-          StoreColumns(out, 32 * panel + r, 16 * d, mask, v[i]);
+          StoreColumns(out, 32 * panel + r, 16 * d, there,
+                       hn::BitCast(Bf16Tag(), v[i]));
         }
       }
     }

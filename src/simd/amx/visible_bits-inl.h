@@ -7,8 +7,6 @@
 #ifndef FA2_SRC_SIMD_AMX_VISIBLE_BITS_INL_H_
 #define FA2_SRC_SIMD_AMX_VISIBLE_BITS_INL_H_
 
-#include <immintrin.h>
-
 #include <cstdint>
 
 #include "src/simd/amx/stream-inl.h"
@@ -24,38 +22,45 @@ inline constexpr int kVisibleWords = 2 * 32;
 
 // For each of 16 queries the keys from `begin`, in rows of the block, on; bit 0
 // is key `first`.
-HWY_INLINE __m512i KeysFrom(const float* begin, int64_t first) {
-  const __m512i at =
-      _mm512_sub_epi32(_mm512_cvttps_epi32(_mm512_loadu_ps(begin)),
-                       _mm512_set1_epi32(static_cast<int>(first)));
-  // A shift by 32 and more leaves nothing.
-  return _mm512_sllv_epi32(_mm512_set1_epi32(-1),
-                           _mm512_max_epi32(at, _mm512_setzero_si512()));
+HWY_INLINE Words KeysFrom(const float* begin, int64_t first) {
+  const hn::FixedTag<int32_t, 16> d;
+  const WordTag words;
+  const auto at = hn::Sub(hn::ConvertTo(d, hn::LoadU(FloatTag(), begin)),
+                          hn::Set(d, static_cast<int32_t>(first)));
+  // vpsllvd: a shift by 32 and more leaves nothing.
+  return hn::Shl(hn::Set(words, ~uint32_t{0}),
+                 hn::BitCast(words, hn::Max(at, hn::Zero(d))));
 }
 
-// Those of up to 32 keys side by side that a mask shows.
-HWY_INLINE uint32_t ShownKeys(const uint8_t* row, DType dtype,
-                              __mmask32 there) {
+// Those of up to 32 keys side by side that a mask shows. `there`: bits of keys
+// that there are.
+HWY_INLINE uint32_t ShownKeys(const uint8_t* row, DType dtype, uint32_t there) {
   const uint64_t hides = HidingBits(dtype);
   switch (SizeOf(dtype)) {
     case 1: {
-      const __m256i elements = _mm256_maskz_loadu_epi8(there, row);
-      return _mm256_test_epi8_mask(elements, elements);
+      const hn::FixedTag<uint8_t, 32> d;
+      const auto elements =
+          hn::MaskedLoad(hn::Mask<decltype(d)>{there}, d, row);
+      return static_cast<uint32_t>(hn::Ne(elements, hn::Zero(d)).raw);
     }
-    case 2:
-      return _mm512_mask_cmpneq_epi16_mask(
-          there, _mm512_maskz_loadu_epi16(there, row),
-          _mm512_set1_epi16(static_cast<short>(hides)));
+    case 2: {
+      const Bf16Tag d;
+      const Bf16s elements = hn::MaskedLoad(
+          Bf16MaskOf(there), d, reinterpret_cast<const uint16_t*>(row));
+      return there &
+             BitsOf(hn::Ne(elements, hn::Set(d, static_cast<uint16_t>(hides))));
+    }
     default: {
-      const __m512i hiding = _mm512_set1_epi32(static_cast<int>(hides));
+      const WordTag d;
       uint32_t shown = 0;
       for (int half = 0; half < 2; ++half) {
-        const __mmask16 part = static_cast<__mmask16>(there >> 16 * half);
-        const __m512i elements =
-            _mm512_maskz_loadu_epi32(part, row + 64 * half);
-        shown |= static_cast<uint32_t>(
-                     _mm512_mask_cmpneq_epi32_mask(part, elements, hiding))
-                 << 16 * half;
+        const auto part = static_cast<uint16_t>(there >> 16 * half);
+        const Words elements =
+            hn::MaskedLoad(hn::Mask<WordTag>{part}, d,
+                           reinterpret_cast<const uint32_t*>(row) + 16 * half);
+        const uint16_t differs =
+            BitsOf(hn::Ne(elements, hn::Set(d, static_cast<uint32_t>(hides))));
+        shown |= static_cast<uint32_t>(part & differs) << 16 * half;
       }
       return shown;
     }
@@ -67,8 +72,8 @@ inline void MaskedKeys(const StreamPart& part, uint32_t* keys) {
   const ScoreMatrix& m = part.matrix;
   const int64_t size = static_cast<int64_t>(SizeOf(m.dtype));
   const uint8_t* row = static_cast<const uint8_t*>(m.data);
-  const __mmask32 there =
-      static_cast<__mmask32>((uint64_t{1} << part.shape.keys) - 1);
+  const auto there =
+      static_cast<uint32_t>((uint64_t{1} << part.shape.keys) - 1);
   for (int64_t q = 0; q < 32; ++q) {
     keys[q] = 0;
     if (q >= part.shape.queries) continue;
@@ -89,6 +94,7 @@ inline void MaskedKeys(const StreamPart& part, uint32_t* keys) {
 inline HWY_NOINLINE void VisibleBits(const SubBlock& sub, const ScoreOptions& o,
                                      int64_t key, int64_t query,
                                      uint16_t* bits) {
+  const WordTag words;
   uint32_t all = 0, some = 0;  // keys, by the state of their tile
   for (int half = 0; half < 2; ++half) {
     const uint32_t keys = 0xFFFFu << 16 * half;
@@ -99,24 +105,20 @@ inline HWY_NOINLINE void VisibleBits(const SubBlock& sub, const ScoreOptions& o,
   const bool by_mask = some != 0 && o.mask_stream.given();
   if (by_mask) MaskedKeys(StreamPart(o.mask_stream, key, query), masked);
   for (int half = 0; half < 2; ++half) {
-    __m512i keys = _mm512_setzero_si512();
+    Words keys = hn::Zero(words);
     if (some != 0) {
       const int64_t column = 32 * query + 16 * half;
-      keys = _mm512_andnot_si512(
-          KeysFrom(static_cast<const float*>(o.visible_end) + column, 32 * key),
-          KeysFrom(static_cast<const float*>(o.visible_begin) + column,
-                   32 * key));
+      const auto* const begin = static_cast<const float*>(o.visible_begin);
+      const auto* const end = static_cast<const float*>(o.visible_end);
+      keys = hn::AndNot(KeysFrom(end + column, 32 * key),
+                        KeysFrom(begin + column, 32 * key));
     }
-    if (by_mask) {
-      keys = _mm512_and_si512(keys, _mm512_load_si512(masked + 16 * half));
-    }
-    keys = _mm512_or_si512(
-        _mm512_and_si512(keys, _mm512_set1_epi32(static_cast<int>(some))),
-        _mm512_set1_epi32(static_cast<int>(all)));
-    __m512i bit = _mm512_set1_epi32(1);
+    if (by_mask) keys = hn::And(keys, hn::Load(words, masked + 16 * half));
+    keys = hn::Or(hn::And(keys, hn::Set(words, some)), hn::Set(words, all));
+    Words bit = hn::Set(words, 1u);
     for (int k = 0; k < 32; ++k) {
-      bits[2 * k + half] = _mm512_test_epi32_mask(keys, bit);
-      bit = _mm512_add_epi32(bit, bit);
+      bits[2 * k + half] = BitsOf(hn::TestBit(keys, bit));
+      bit = hn::Add(bit, bit);
     }
   }
 }

@@ -83,7 +83,7 @@ class BackwardPass {
     Tiles::End();
     // Non-temporal stores are not ordered with later ones: whoever is told that
     // the block is done must see them.
-    if (b_.ds_stream.given()) _mm_sfence();
+    if (b_.ds_stream.given()) hwy::FlushStream();
   }
 
  private:

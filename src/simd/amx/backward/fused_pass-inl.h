@@ -106,9 +106,9 @@ struct FusedContext {
 
 template <class Variant, int kPanelTiles>
 HWY_INLINE void StoreRowPair(const FusedContext& c, const FusedBlock& b,
-                             int row, __m512 p00, __m512 p01, __m512 p10,
-                             __m512 p11, __m512 s00, __m512 s01, __m512 s10,
-                             __m512 s11) {
+                             int row, Floats p00, Floats p01, Floats p10,
+                             Floats p11, Floats s00, Floats s01, Floats s10,
+                             Floats s11) {
   using Layout = ScoreLayout<kPanelTiles>;
   using Tiles = typename Variant::Tiles;
   uint8_t* HWY_RESTRICT p = b.p + row * Layout::kRow;
@@ -116,46 +116,46 @@ HWY_INLINE void StoreRowPair(const FusedContext& c, const FusedBlock& b,
   uint8_t* HWY_RESTRICT pairs = b.ds_pairs + row / 2 * Layout::kPairRow;
   constexpr int kP = Variant::kProbabilityTerms;
   constexpr int kDs = Variant::kGradientTerms;
-  __m512i p_even[kP], p_odd[kP], even[kDs], odd[kDs];
+  Bf16s p_even[kP], p_odd[kP], even[kDs], odd[kDs];
   SplitTerms<Tiles, kP, UpperBits>(p00, p01, p_even);
   SplitTerms<Tiles, kP, UpperBits>(p10, p11, p_odd);
   for (int t = 0; t < kP; ++t) {
-    _mm512_store_si512(p + t * c.p_term, p_even[t]);
-    _mm512_store_si512(p + t * c.p_term + Layout::kRow, p_odd[t]);
+    StoreRow(p_even[t], p + t * c.p_term);
+    StoreRow(p_odd[t], p + t * c.p_term + Layout::kRow);
   }
   SplitTerms<Tiles, kDs, UpperBits>(s00, s01, even);
   SplitTerms<Tiles, kDs, UpperBits>(s10, s11, odd);
   for (int t = 0; t < kDs; ++t) {
-    _mm512_store_si512(ds + t * c.ds_term, even[t]);
-    _mm512_store_si512(ds + t * c.ds_term + Layout::kRow, odd[t]);
-    _mm512_store_si512(pairs + t * c.pairs_term,
-                       _mm512_unpacklo_epi16(even[t], odd[t]));
-    _mm512_store_si512(pairs + t * c.pairs_term + 64,
-                       _mm512_unpackhi_epi16(even[t], odd[t]));
+    StoreRow(even[t], ds + t * c.ds_term);
+    StoreRow(odd[t], ds + t * c.ds_term + Layout::kRow);
+    Bf16s low, high;
+    InterleaveLanes(even[t], odd[t], low, high);
+    StoreRow(low, pairs + t * c.pairs_term);
+    StoreRow(high, pairs + t * c.pairs_term + 64);
   }
 }
 
 // P and dS of 16 elements. Masked elements are 0 whatever S and dP are.
 template <class Variant, bool kMasked>
-HWY_INLINE void FuseVector(const uint8_t* s, const uint8_t* dp, __m512 scale,
-                           __m512 lse, __mmask16 visible, __m512& p,
-                           __m512& ds) {
-  __m512 x = _mm512_fmsub_ps(_mm512_load_ps(s), scale, lse);
+HWY_INLINE void FuseVector(const uint8_t* s, const uint8_t* dp, Floats scale,
+                           Floats lse, FloatMask visible, Floats& p,
+                           Floats& ds) {
+  Floats x = hn::MulSub(LoadRow(s), scale, lse);
   if (!InLog2<Variant>(FusedMode::kPlain)) {
     x = IntoLog2<Variant>(x);
   }
   p = ProbabilityExp2<Variant>(x);
   if (kMasked) {
-    p = _mm512_maskz_mov_ps(visible, p);
-    ds = _mm512_maskz_mul_ps(visible, p, _mm512_load_ps(dp));
+    p = hn::IfThenElseZero(visible, p);
+    ds = hn::IfThenElseZero(visible, hn::Mul(p, LoadRow(dp)));
   } else {
-    ds = _mm512_mul_ps(p, _mm512_load_ps(dp));
+    ds = hn::Mul(p, LoadRow(dp));
   }
 }
 
 template <class Variant, int kPanelTiles, bool kMasked>
 HWY_INLINE void FuseRowPair(const FusedContext& c, const FusedBlock& b,
-                            int pair, __m512 scale, __m512 lse0, __m512 lse1) {
+                            int pair, Floats scale, Floats lse0, Floats lse1) {
   const int row = 2 * pair;
   const int half = row / 16;
   const int64_t at = row % 16 * 64;
@@ -163,19 +163,16 @@ HWY_INLINE void FuseRowPair(const FusedContext& c, const FusedBlock& b,
   const uint8_t* s1 = b.s[half][1] + at;
   const uint8_t* dp0 = b.dp[half][0] + at;
   const uint8_t* dp1 = b.dp[half][1] + at;
-  __mmask16 m00 = 0, m01 = 0, m10 = 0, m11 = 0;
-  if (kMasked) {
-    const uint16_t* visible = b.visible + 2 * row;
-    m00 = visible[0];
-    m01 = visible[1];
-    m10 = visible[2];
-    m11 = visible[3];
-  }
-  __m512 p00, p01, p10, p11, d00, d01, d10, d11;
-  FuseVector<Variant, kMasked>(s0, dp0, scale, lse0, m00, p00, d00);
-  FuseVector<Variant, kMasked>(s1, dp1, scale, lse1, m01, p01, d01);
-  FuseVector<Variant, kMasked>(s0 + 64, dp0 + 64, scale, lse0, m10, p10, d10);
-  FuseVector<Variant, kMasked>(s1 + 64, dp1 + 64, scale, lse1, m11, p11, d11);
+  const auto visible = [&b, row](int i) HWY_ATTR {
+    return FloatMaskOf(kMasked ? b.visible[2 * row + i] : 0);
+  };
+  Floats p00, p01, p10, p11, d00, d01, d10, d11;
+  FuseVector<Variant, kMasked>(s0, dp0, scale, lse0, visible(0), p00, d00);
+  FuseVector<Variant, kMasked>(s1, dp1, scale, lse1, visible(1), p01, d01);
+  FuseVector<Variant, kMasked>(s0 + 64, dp0 + 64, scale, lse0, visible(2), p10,
+                               d10);
+  FuseVector<Variant, kMasked>(s1 + 64, dp1 + 64, scale, lse1, visible(3), p11,
+                               d11);
   StoreRowPair<Variant, kPanelTiles>(c, b, row, p00, p01, p10, p11, d00, d01,
                                      d10, d11);
 }
@@ -184,54 +181,54 @@ HWY_INLINE void FuseRowPair(const FusedContext& c, const FusedBlock& b,
 // it keeps: P is that much greater, and delta less, so that dS needs no more.
 template <class Variant, FusedMode kMode>
 HWY_INLINE void FuseOptions(const FusedContext& c, const FusedBlock& b, int row,
-                            int query_half, __m512 scale, __m512 lse, __m512& p,
-                            __m512& ds) {
+                            int query_half, Floats scale, Floats lse, Floats& p,
+                            Floats& ds) {
+  const FloatTag d;
   const int column = 16 * query_half;
   const int64_t tile_row = row % 16 * 64;
   const ScoreFactors& factors = c.Factors<Variant>(kMode);
-  __mmask16 visible = b.visible[2 * row + query_half];
+  FloatMask visible = FloatMaskOf(b.visible[2 * row + query_half]);
   ScoreSlopes slopes;
-  __m512 x = Score<kMode, Variant::kFast, true>(
-      factors, c.options, _mm512_load_ps(b.s[row / 16][query_half] + tile_row),
-      scale, lse, b.bias + 32 * row + column, b.position + column, row, visible,
+  Floats x = Score<kMode, Variant::kFast, true>(
+      factors, c.options, LoadRow(b.s[row / 16][query_half] + tile_row), scale,
+      lse, b.bias + 32 * row + column, b.position + column, row, visible,
       slopes);
   if (!InLog2<Variant>(kMode)) x = IntoLog2<Variant>(x);
   p = ProbabilityExp2<Variant>(x, visible);
-  __m512 grad = _mm512_load_ps(b.dp[row / 16][query_half] + tile_row);
-  __m512 dropped = p;
+  Floats grad = LoadRow(b.dp[row / 16][query_half] + tile_row);
+  Floats dropped = p;
   if (Has<kMode>(kHasDropout, c.options)) {
     // dP of what is dropped is 0 before delta is subtracted.
-    const __mmask16 keep = b.keep[2 * row + query_half];
+    const FloatMask keep = FloatMaskOf(b.keep[2 * row + query_half]);
     if (!InLog2<Variant>(kMode)) {
-      p = _mm512_mul_ps(p, _mm512_set1_ps(factors.kept));
+      p = hn::Mul(p, hn::Set(d, factors.kept));
     }
-    grad =
-        _mm512_mask_mov_ps(_mm512_loadu_ps(b.minus_delta + column), keep, grad);
-    dropped = _mm512_maskz_mov_ps(keep, p);
+    grad = hn::IfThenElse(keep, grad, hn::LoadU(d, b.minus_delta + column));
+    dropped = hn::IfThenElseZero(keep, p);
   }
-  ds = _mm512_maskz_mul_ps(visible, p, grad);
+  ds = hn::IfThenElseZero(visible, hn::Mul(p, grad));
   p = dropped;
   if (Has<kMode>(kGivesScoreGradient, c.options)) {
-    _mm512_storeu_ps(b.score_gradient + 32 * row + column, ds);
+    hn::StoreU(ds, d, b.score_gradient + 32 * row + column);
   }
   if (Has<kMode>(kGivesSlopeGradient, c.options)) {
     *c.slope_gradient -= static_cast<double>(
-        _mm512_reduce_add_ps(_mm512_mul_ps(ds, slopes.distance)));
+        hn::GetLane(hn::SumOfLanes(d, hn::Mul(ds, slopes.distance))));
   }
   if (Has<kMode>(kHasSoftcap, c.options)) {
-    ds = _mm512_maskz_mul_ps(visible, ds, slopes.softcap);
+    ds = hn::IfThenElseZero(visible, hn::Mul(ds, slopes.softcap));
   }
 }
 
 template <class Variant, int kPanelTiles, FusedMode kMode>
 HWY_INLINE void FuseOptionsRowPair(const FusedContext& c, const FusedBlock& b,
-                                   int pair, __m512 scale, __m512 lse0,
-                                   __m512 lse1) {
+                                   int pair, Floats scale, Floats lse0,
+                                   Floats lse1) {
   const int row = 2 * pair;
   if (kMode == FusedMode::kGeneral && (c.options & kHasBias) != 0) {
     b.fetch->Step();
   }
-  __m512 p00, p01, p10, p11, d00, d01, d10, d11;
+  Floats p00, p01, p10, p11, d00, d01, d10, d11;
   FuseOptions<Variant, kMode>(c, b, row, 0, scale, lse0, p00, d00);
   FuseOptions<Variant, kMode>(c, b, row, 1, scale, lse1, p01, d01);
   FuseOptions<Variant, kMode>(c, b, row + 1, 0, scale, lse0, p10, d10);
@@ -245,15 +242,16 @@ template <class Variant, int kPanelTiles>
 HWY_NOINLINE void FuseRowPairGeneral(const FusedContext& c, const FusedBlock& b,
                                      int pair) {
   constexpr FusedMode kMode = FusedMode::kGeneral;
+  const FloatTag d;
   FuseOptionsRowPair<Variant, kPanelTiles, kMode>(
-      c, b, pair, _mm512_set1_ps(c.Factors<Variant>(kMode).scale),
-      _mm512_loadu_ps(b.Lse<Variant>(kMode)),
-      _mm512_loadu_ps(b.Lse<Variant>(kMode) + 16));
+      c, b, pair, hn::Set(d, c.Factors<Variant>(kMode).scale),
+      hn::LoadU(d, b.Lse<Variant>(kMode)),
+      hn::LoadU(d, b.Lse<Variant>(kMode) + 16));
 }
 
 template <class Variant, int kPanelTiles, FusedMode kMode>
 HWY_INLINE void FuseRows(const FusedContext& c, const FusedBlock& b, int pair,
-                         __m512 scale, __m512 lse0, __m512 lse1) {
+                         Floats scale, Floats lse0, Floats lse1) {
   if constexpr (kMode == FusedMode::kGeneral) {
     FuseRowPairGeneral<Variant, kPanelTiles>(c, b, pair);
   } else if constexpr (OptionsOf(kMode) != 0) {
@@ -268,9 +266,10 @@ HWY_INLINE void FuseRows(const FusedContext& c, const FusedBlock& b, int pair,
 // The fused pass of a sub-block on its own, after the last of a slab.
 template <class Variant, int kPanelTiles, FusedMode kMode>
 HWY_NOINLINE void FuseAll(const FusedContext& c, const FusedBlock& b) {
-  const __m512 scale = _mm512_set1_ps(c.Factors<Variant>(kMode).scale);
-  const __m512 lse0 = _mm512_loadu_ps(b.Lse<Variant>(kMode));
-  const __m512 lse1 = _mm512_loadu_ps(b.Lse<Variant>(kMode) + 16);
+  const FloatTag d;
+  const Floats scale = hn::Set(d, c.Factors<Variant>(kMode).scale);
+  const Floats lse0 = hn::LoadU(d, b.Lse<Variant>(kMode));
+  const Floats lse1 = hn::LoadU(d, b.Lse<Variant>(kMode) + 16);
   for (int pair = 0; pair < 16; ++pair) {
     FuseRows<Variant, kPanelTiles, kMode>(c, b, pair, scale, lse0, lse1);
   }

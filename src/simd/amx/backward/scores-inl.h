@@ -74,7 +74,7 @@ struct ScoreLoop {
   }
 
   template <int kFirst, int kLast>
-  HWY_INLINE void RowRange(__m512 scale, __m512 lse0, __m512 lse1) const {
+  HWY_INLINE void RowRange(Floats scale, Floats lse0, Floats lse1) const {
     if constexpr (kFirst < kLast) {
       FuseRows<Variant, kPanelTiles, kMode>(c, fused, RowPair(kFirst), scale,
                                             lse0, lse1);
@@ -85,8 +85,8 @@ struct ScoreLoop {
 
   // The rows due after slot base + kOffset, base being a Const or a number.
   template <int kOffset, class Base>
-  HWY_INLINE void Rows(Base base, __m512 scale, __m512 lse0,
-                       __m512 lse1) const {
+  HWY_INLINE void Rows(Base base, Floats scale, Floats lse0,
+                       Floats lse1) const {
     if constexpr (kMode == FusedMode::kNone) {
       return;
     } else if constexpr (kSteps > 0) {
@@ -105,8 +105,8 @@ struct ScoreLoop {
   }
 
   template <int kProduct, int kPair, class Base>
-  HWY_INLINE void Step(int64_t step, Base base, bool first, __m512 scale,
-                       __m512 lse0, __m512 lse1) const {
+  HWY_INLINE void Step(int64_t step, Base base, bool first, Floats scale,
+                       Floats lse0, Floats lse1) const {
     using Terms = Pairs<kProduct>;
     constexpr TermPair kTerm = Terms::Get(kPair);
     const int64_t half = kProduct == 0 ? o.qk_half : o.vo_half;
@@ -142,8 +142,8 @@ struct ScoreLoop {
   // sub-block). The first half of them reads the rows that the first two stores
   // of the leading product are of; which half is not known where kSteps is 0.
   template <int kProduct, class Base>
-  HWY_INLINE void StartProduct(Base base, __m512 scale, __m512 lse0,
-                               __m512 lse1) const {
+  HWY_INLINE void StartProduct(Base base, Floats scale, Floats lse0,
+                               Floats lse1) const {
     constexpr int kAfter = kSteps == 0 ? 3 : kProduct == kLead ? 1 : 0;
     Start<kProduct, 0, 4, 6, 0, 0>();
     if constexpr (kAfter == 0) Rows<0>(base, scale, lse0, lse1);
@@ -184,14 +184,14 @@ struct ScoreLoop {
   }
 
   template <int kProduct, class Base, int... kPair>
-  HWY_INLINE void StepPairs(int64_t step, Base base, bool first, __m512 scale,
-                            __m512 lse0, __m512 lse1,
+  HWY_INLINE void StepPairs(int64_t step, Base base, bool first, Floats scale,
+                            Floats lse0, Floats lse1,
                             std::integer_sequence<int, kPair...>) const {
     (Step<kProduct, kPair>(step, base, first, scale, lse0, lse1), ...);
   }
 
   template <int kProduct, int... kStep>
-  HWY_INLINE void FixedSteps(__m512 scale, __m512 lse0, __m512 lse1,
+  HWY_INLINE void FixedSteps(Floats scale, Floats lse0, Floats lse1,
                              std::integer_sequence<int, kStep...>) const {
     (StepPairs<kProduct>(
          kProduct == 0 ? kStep : kStep ^ kSwap,
@@ -202,7 +202,7 @@ struct ScoreLoop {
   }
 
   template <int kProduct>
-  HWY_INLINE void RunProduct(__m512 scale, __m512 lse0, __m512 lse1) const {
+  HWY_INLINE void RunProduct(Floats scale, Floats lse0, Floats lse1) const {
     if constexpr (kSteps > 0) {
       FixedSteps<kProduct>(scale, lse0, lse1,
                            std::make_integer_sequence<int, kSteps>());
@@ -234,11 +234,12 @@ HWY_NOINLINE void ScoreStep(const ScoreOperands& o, const FusedContext& c,
   const Loop loop{o, c, fused,
                   o.steps_qk * Loop::template kStepSlots<0> +
                       o.steps_vo * Loop::template kStepSlots<1>};
-  __m512 scale = _mm512_setzero_ps(), lse0 = scale, lse1 = scale;
+  const FloatTag d;
+  Floats scale = hn::Zero(d), lse0 = scale, lse1 = scale;
   if (kMode != FusedMode::kNone) {
-    scale = _mm512_set1_ps(c.Factors<Variant>(kMode).scale);
-    lse0 = _mm512_loadu_ps(fused.Lse<Variant>(kMode));
-    lse1 = _mm512_loadu_ps(fused.Lse<Variant>(kMode) + 16);
+    scale = hn::Set(d, c.Factors<Variant>(kMode).scale);
+    lse0 = hn::LoadU(d, fused.Lse<Variant>(kMode));
+    lse1 = hn::LoadU(d, fused.Lse<Variant>(kMode) + 16);
   }
   loop.template RunProduct<kLead>(scale, lse0, lse1);
   loop.template RunProduct<1 - kLead>(scale, lse0, lse1);

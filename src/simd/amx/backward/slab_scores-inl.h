@@ -146,7 +146,7 @@ class SlabScores {
   void Clear(int64_t chunk, int64_t slab, int64_t key, int64_t query) const {
     FusedBlock f;
     Place(chunk, slab, key, query, f);
-    const __m512 zero = _mm512_setzero_ps();
+    const Floats zero = hn::Zero(FloatTag());
     for (int row = 0; row < 32; row += 2) {
       StoreRowPair<Variant, kPanelTiles>(c_, f, row, zero, zero, zero, zero,
                                          zero, zero, zero, zero);
@@ -156,7 +156,7 @@ class SlabScores {
         b_.ds_stream.given()
             ? s_.score_gradient
             : static_cast<float*>(b_.ds) + StagedRow(b_.score, key, query) * 32;
-    for (int i = 0; i < 32 * 32; i += 16) _mm512_storeu_ps(out + i, zero);
+    for (int i = 0; i < 32 * 32; i += 16) hn::StoreU(zero, FloatTag(), out + i);
     if (b_.ds_stream.given()) GivePart(b_.ds_stream, key, query, out);
   }
 

@@ -41,17 +41,15 @@ class AlibiMaxima {
   }
 
   // For columns of a half of the queries.
-  HWY_INLINE __m512 Bound(__m512 product, int64_t key, int64_t query,
+  HWY_INLINE Floats Bound(Floats product, int64_t key, int64_t query,
                           int half) const {
-    const __m512 at =
-        _mm512_sub_ps(_mm512_loadu_ps(Position(query) + 16 * half),
-                      _mm512_set1_ps(First(key)));
-    const __m512 distance =
-        _mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), at),
-                      _mm512_sub_ps(at, _mm512_set1_ps(31.0f)));
-    return _mm512_fnmadd_ps(
-        _mm512_set1_ps(factors_.slope), distance,
-        _mm512_mul_ps(product, _mm512_set1_ps(factors_.scale)));
+    const FloatTag d;
+    const Floats at = hn::Sub(hn::LoadU(d, Position(query) + 16 * half),
+                              hn::Set(d, First(key)));
+    const Floats distance =
+        hn::Max(hn::Sub(hn::Zero(d), at), hn::Sub(at, hn::Set(d, 31.0f)));
+    return hn::NegMulAdd(hn::Set(d, factors_.slope), distance,
+                         hn::Mul(product, hn::Set(d, factors_.scale)));
   }
 
   // Maxima times log2(e) with what ALiBi takes from scores of the first key.

@@ -297,7 +297,7 @@ class ForwardPass {
     maxima_.template RoundIfLarge<kMode>(next);
     // Kept for the same queries, maxima stay what they are.
     if (next.query < 0 || (keep && next.query == current.query)) return;
-    __m512 alpha[2];
+    Floats alpha[2];
     if (maxima_.template Raise<kMode>(next, alpha) && !v_.Starts(next)) {
       Flush();
       ScaleQueries<Tiles>(v_.Output(next.query), 4 * v_.pairs(), alpha);

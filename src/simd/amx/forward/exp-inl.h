@@ -51,7 +51,7 @@ struct ExpState {
 
 // Elements of a row pair: [row][query half].
 struct RowPairVectors {
-  __m512 x[2][2];
+  Floats x[2][2];
 };
 
 // The first half of the work on a row pair of S, up to what is taken the
@@ -59,31 +59,31 @@ struct RowPairVectors {
 // kSoftcap: their option is worked in here; kBias: it is in S.
 template <class Variant, FusedMode kMode>
 HWY_INLINE void Exponents(const ExpState& state, const ExpBlock& b, int pair,
-                          __m512 scale, __m512 max0, __m512 max1,
+                          Floats scale, Floats max0, Floats max1,
                           RowPairVectors& out) {
+  const FloatTag d;
   const ScoreFactors& f = state.factors;
   const int row = 2 * pair;
   const uint8_t* s = b.s + row / 16 * 2 * kTileBytes + row % 16 * 64;
   for (int r = 0; r < 2; ++r) {
     for (int h = 0; h < 2; ++h) {
-      const __m512 x = _mm512_load_ps(s + h * kTileBytes + r * 64);
-      const __m512 max = h == 0 ? max0 : max1;
+      const Floats x = LoadRow(s + h * kTileBytes + r * 64);
+      const Floats max = h == 0 ? max0 : max1;
       if constexpr (kMode == FusedMode::kGeneral) {
         // (S - max) log2(e), see InLog2.
-        out.x[r][h] = _mm512_fmsub_ps(_mm512_sub_ps(x, max), scale,
-                                      _mm512_set1_ps(ExpOrigin<Variant>()));
+        out.x[r][h] = hn::MulSub(hn::Sub(x, max), scale,
+                                 hn::Set(d, ExpOrigin<Variant>()));
       } else if constexpr (kMode == FusedMode::kSoftcap) {
-        out.x[r][h] = _mm512_fmsub_ps(
-            TanhOfSteps(_mm512_mul_ps(x, _mm512_set1_ps(f.into_steps))),
-            _mm512_set1_ps(f.softcap), max);
+        out.x[r][h] =
+            hn::MulSub(TanhOfSteps(hn::Mul(x, hn::Set(d, f.into_steps))),
+                       hn::Set(d, f.softcap), max);
       } else if constexpr (kMode == FusedMode::kAlibi) {
         // The distance to a row is that to the first, less or more; additions
         // are not held up by the tile unit.
-        out.x[r][h] = _mm512_fmsub_ps(
-            x, scale,
-            _mm512_add_ps(max, _mm512_set1_ps(b.row_penalty[row + r])));
+        out.x[r][h] = hn::MulSub(
+            x, scale, hn::Add(max, hn::Set(d, b.row_penalty[row + r])));
       } else {
-        out.x[r][h] = _mm512_fmsub_ps(x, scale, max);
+        out.x[r][h] = hn::MulSub(x, scale, max);
       }
     }
   }
@@ -92,11 +92,11 @@ HWY_INLINE void Exponents(const ExpState& state, const ExpBlock& b, int pair,
 // Terms of bf16 of what dropout keeps of the two rows: bits keep[0] and
 // keep[1].
 template <int kTerms>
-HWY_INLINE void KeepTerms(const uint16_t* keep, __m512i (&terms)[kTerms]) {
+HWY_INLINE void KeepTerms(const uint16_t* keep, Bf16s (&terms)[kTerms]) {
   uint32_t bits;
   memcpy(&bits, keep, sizeof(bits));
   for (int t = 0; t < kTerms; ++t) {
-    terms[t] = _mm512_maskz_mov_epi16(bits, terms[t]);
+    terms[t] = hn::IfThenElseZero(Bf16MaskOf(bits), terms[t]);
   }
 }
 
@@ -104,16 +104,16 @@ HWY_INLINE void KeepTerms(const uint16_t* keep, __m512i (&terms)[kTerms]) {
 // dropout keeps of it.
 template <class Variant>
 HWY_INLINE void ExpRowPair(const ExpState& state, const ExpBlock& b, int pair,
-                           const RowPairVectors& exponents, __m512& sum0,
-                           __m512& sum1) {
+                           const RowPairVectors& exponents, Floats& sum0,
+                           Floats& sum1) {
   constexpr int kTerms = Variant::kProbabilityTerms;
-  __m512 p00 = ProbabilityExp2<Variant>(exponents.x[0][0]);
-  __m512 p01 = ProbabilityExp2<Variant>(exponents.x[0][1]);
-  __m512 p10 = ProbabilityExp2<Variant>(exponents.x[1][0]);
-  __m512 p11 = ProbabilityExp2<Variant>(exponents.x[1][1]);
-  sum0 = _mm512_add_ps(sum0, _mm512_add_ps(p00, p10));
-  sum1 = _mm512_add_ps(sum1, _mm512_add_ps(p01, p11));
-  __m512i even[kTerms], odd[kTerms];
+  Floats p00 = ProbabilityExp2<Variant>(exponents.x[0][0]);
+  Floats p01 = ProbabilityExp2<Variant>(exponents.x[0][1]);
+  Floats p10 = ProbabilityExp2<Variant>(exponents.x[1][0]);
+  Floats p11 = ProbabilityExp2<Variant>(exponents.x[1][1]);
+  sum0 = hn::Add(sum0, hn::Add(p00, p10));
+  sum1 = hn::Add(sum1, hn::Add(p01, p11));
+  Bf16s even[kTerms], odd[kTerms];
   SplitTerms<typename Variant::Tiles, kTerms, UpperBits>(p00, p01, even);
   SplitTerms<typename Variant::Tiles, kTerms, UpperBits>(p10, p11, odd);
   if (b.keep != nullptr) {
@@ -122,10 +122,10 @@ HWY_INLINE void ExpRowPair(const ExpState& state, const ExpBlock& b, int pair,
   }
   uint8_t* HWY_RESTRICT p = b.p + pair * 64;
   for (int t = 0; t < kTerms; ++t) {
-    _mm512_store_si512(p + t * state.term_bytes,
-                       _mm512_unpacklo_epi16(even[t], odd[t]));
-    _mm512_store_si512(p + t * state.term_bytes + kTileBytes,
-                       _mm512_unpackhi_epi16(even[t], odd[t]));
+    Bf16s low, high;
+    InterleaveLanes(even[t], odd[t], low, high);
+    StoreRow(low, p + t * state.term_bytes);
+    StoreRow(high, p + t * state.term_bytes + kTileBytes);
   }
 }
 
@@ -149,14 +149,15 @@ template <class Variant, FusedMode kMode, class Order>
 struct ExpRows {
   const ExpState state;
   const ExpBlock b;
-  __m512 scale, max0, max1, sum0, sum1;
+  Floats scale, max0, max1, sum0, sum1;
 
   HWY_INLINE void Begin() {
-    scale = _mm512_set1_ps(b.scale);
-    max0 = _mm512_loadu_ps(b.max);
-    max1 = _mm512_loadu_ps(b.max + 16);
-    sum0 = _mm512_loadu_ps(state.sum);
-    sum1 = _mm512_loadu_ps(state.sum + 16);
+    const FloatTag d;
+    scale = hn::Set(d, b.scale);
+    max0 = hn::LoadU(d, b.max);
+    max1 = hn::LoadU(d, b.max + 16);
+    sum0 = hn::LoadU(d, state.sum);
+    sum1 = hn::LoadU(d, state.sum + 16);
   }
   HWY_INLINE void Take(int i) {
     if constexpr (kMode == FusedMode::kBias || kMode == FusedMode::kGeneral) {
@@ -168,8 +169,9 @@ struct ExpRows {
     ExpRowPair<Variant>(state, b, Order::At(i), exponents, sum0, sum1);
   }
   HWY_INLINE void End() const {
-    _mm512_storeu_ps(state.sum, sum0);
-    _mm512_storeu_ps(state.sum + 16, sum1);
+    const FloatTag d;
+    hn::StoreU(sum0, d, state.sum);
+    hn::StoreU(sum1, d, state.sum + 16);
   }
 };
 

@@ -16,12 +16,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
 
-// 16 of the 32 queries.
-using QueryTag = hn::FixedTag<float, 16>;
-
 // Whether all of 32 queries have seen something.
 HWY_INLINE bool HaveMaxima(const float* m) {
-  const QueryTag d;
+  const FloatTag d;
   const auto nothing = hn::Set(d, -HUGE_VALF);
   return hn::AllFalse(d, hn::Or(hn::Eq(hn::LoadU(d, m), nothing),
                                 hn::Eq(hn::LoadU(d, m + 16), nothing)));
@@ -30,7 +27,7 @@ HWY_INLINE bool HaveMaxima(const float* m) {
 // Whether a strip's sums of P for 32 queries show that the maxima of the strips
 // before served for it too.
 HWY_INLINE bool SumsAreLow(const float* sum) {
-  const QueryTag d;
+  const FloatTag d;
   const auto most = hn::Set(d, kMostOfServing);
   return hn::AllTrue(d, hn::And(hn::Le(hn::LoadU(d, sum), most),
                                 hn::Le(hn::LoadU(d, sum + 16), most)));
@@ -45,8 +42,8 @@ HWY_INLINE bool SumsAreLow(const float* sum) {
 HWY_INLINE bool RaiseMaxima(const float* seen, float scale, float ahead,
                             float origin, float* HWY_RESTRICT m,
                             float* HWY_RESTRICT l, float* HWY_RESTRICT max,
-                            __m512 (&alpha)[2]) {
-  const QueryTag d;
+                            Floats (&alpha)[2]) {
+  const FloatTag d;
   bool scaled = false;
   const auto least_rise = hn::Set(d, ahead > 0.0f ? 0.0f : 5.5f);
   const auto log2e = hn::Set(d, kLog2E<float>);
@@ -58,13 +55,13 @@ HWY_INLINE bool RaiseMaxima(const float* seen, float scale, float ahead,
     const auto now = hn::IfThenElse(raise, scores, old);
     auto factor = hn::Set(d, 1.0f);
     if (!hn::AllFalse(d, raise)) {
-      const hn::Vec<QueryTag> fall{Exp2(hn::Mul(hn::Sub(old, now), log2e).raw)};
+      const Floats fall = Exp2(hn::Mul(hn::Sub(old, now), log2e));
       factor = hn::IfThenElse(raise, fall, factor);
       hn::StoreU(hn::Mul(hn::LoadU(d, l + 16 * h), factor), d, l + 16 * h);
       hn::StoreU(now, d, m + 16 * h);
       scaled = true;
     }
-    alpha[h] = factor.raw;
+    alpha[h] = factor;
     // Queries that have seen nothing: exp2(-inf - 0) = 0.
     const auto seen_any = hn::Ne(now, hn::Set(d, -HUGE_VALF));
     hn::StoreU(hn::Add(hn::IfThenElseZero(seen_any, hn::Mul(now, log2e)),
@@ -77,19 +74,20 @@ HWY_INLINE bool RaiseMaxima(const float* seen, float scale, float ahead,
 // Multiplies the accumulator of 32 queries, `tiles` of 1 KiB, by alpha.
 template <class Tiles>
 HWY_INLINE void ScaleQueries(uint8_t* out, int64_t tiles,
-                             const __m512 (&alpha)[2]) {
+                             const Floats (&alpha)[2]) {
+  const WordTag words;
   // QueryOfLane.
-  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18,
-                                          19, 24, 25, 26, 27);
-  const __m512 by_half[2] = {
-      _mm512_permutex2var_ps(alpha[0], lanes, alpha[1]),
-      _mm512_permutex2var_ps(
-          alpha[0], _mm512_add_epi32(lanes, _mm512_set1_epi32(4)), alpha[1])};
+  alignas(64) static constexpr uint32_t kLanes[16] = {
+      0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
+  const Words lanes = hn::Load(words, kLanes);
+  const Floats by_half[2] = {
+      LookUp(alpha[0], alpha[1], lanes),
+      LookUp(alpha[0], alpha[1], hn::Add(lanes, hn::Set(words, 4u)))};
   for (int64_t tile = 0; tile < tiles; ++tile) {
-    float* t = reinterpret_cast<float*>(out + tile * kTileBytes);
+    uint8_t* const rows = out + tile * kTileBytes;
     for (int row = 0; row < 16; ++row) {
-      _mm512_store_ps(t + 16 * row, _mm512_mul_ps(_mm512_load_ps(t + 16 * row),
-                                                  by_half[tile % 2]));
+      StoreRow(hn::Mul(LoadRow(rows + 64 * row), by_half[tile % 2]),
+               rows + 64 * row);
     }
   }
   Tiles::Fence();

@@ -27,15 +27,14 @@ namespace fa2::simd::HWY_NAMESPACE {
 // Maxima of the 32 columns of a sub-block: max[0..1] of columns 0-15, max[2..3]
 // of columns 16-31. Two chains a column, since vmaxps takes 4 cycles and two
 // start in each.
-HWY_INLINE void ColumnMaxima(const uint8_t* s, __m512 (&max)[4]) {
+HWY_INLINE void ColumnMaxima(const uint8_t* s, Floats (&max)[4]) {
   for (int row = 0; row < 16; ++row) {
     for (int half = 0; half < 2; ++half) {
       const uint8_t* t = s + half * 2 * kTileBytes + 64 * row;
       // The second operand is returned when the first is NaN: a NaN reaches P,
       // but not the maximum.
-      max[half] = _mm512_max_ps(_mm512_load_ps(t), max[half]);
-      max[2 + half] =
-          _mm512_max_ps(_mm512_load_ps(t + kTileBytes), max[2 + half]);
+      max[half] = hn::Max(LoadRow(t), max[half]);
+      max[2 + half] = hn::Max(LoadRow(t + kTileBytes), max[2 + half]);
     }
   }
 }
@@ -52,16 +51,17 @@ struct TransformBlock {
 // hides what the queries do not see, and takes the maxima as ColumnMaxima does.
 template <class Variant, FusedMode kMode, bool kPartial>
 HWY_NOINLINE void TransformScores(const ScoreFactors& factors, int given,
-                                  const TransformBlock& b, __m512 (&max)[4]) {
-  const __m512 scale = _mm512_set1_ps(factors.scale);
+                                  const TransformBlock& b, Floats (&max)[4]) {
+  const FloatTag d;
+  const Floats scale = hn::Set(d, factors.scale);
   for (int tile_row = 0; tile_row < 16; ++tile_row) {
     for (int half = 0; half < 2; ++half) {
       const int row = 16 * half + tile_row;
       for (int h = 0; h < 2; ++h) {
         uint8_t* at = b.s + (2 * half + h) * kTileBytes + tile_row * 64;
-        __m512 x = _mm512_load_ps(at);
-        __mmask16 visible = 0xFFFF;
-        if (kPartial) visible = b.visible[2 * row + h];
+        Floats x = LoadRow(at);
+        FloatMask visible =
+            FloatMaskOf(kPartial ? b.visible[2 * row + h] : 0xFFFF);
         if constexpr (kMode != FusedMode::kMasked) {
           ScoreSlopes slopes;
           x = Score<kMode, Variant::kFast, false>(
@@ -69,10 +69,10 @@ HWY_NOINLINE void TransformScores(const ScoreFactors& factors, int given,
               b.position + 16 * h, row, visible, slopes);
         }
         if (kPartial || (OptionsOf(kMode) & kHasBias) != 0) {
-          x = _mm512_mask_mov_ps(_mm512_set1_ps(-HUGE_VALF), visible, x);
+          x = hn::IfThenElse(visible, x, hn::Set(d, -HUGE_VALF));
         }
-        _mm512_store_ps(at, x);
-        max[2 * h + half] = _mm512_max_ps(x, max[2 * h + half]);
+        StoreRow(x, at);
+        max[2 * h + half] = hn::Max(x, max[2 * h + half]);
       }
     }
   }
@@ -157,7 +157,7 @@ class StripMaxima {
   void Begin(bool keep) {
     kept_ = keep;
     for (int h = 0; h < 2; ++h) {
-      _mm512_store_ps(seen_ + 16 * h, _mm512_set1_ps(-HUGE_VALF));
+      StoreRow(hn::Set(FloatTag(), -HUGE_VALF), seen_ + 16 * h);
     }
   }
 
@@ -165,15 +165,12 @@ class StripMaxima {
   template <FusedMode kMode>
   HWY_INLINE void See(const Strip& strip) {
     if (kept_) return;
-    __m512 max[4];
+    Floats max[4];
     NoMaxima(max);
     for (int64_t i = 0; i < strip.count; ++i) {
       SubBlockMaxima<kMode>(strip, i, max);
     }
-    for (int h = 0; h < 2; ++h) {
-      _mm512_store_ps(seen_ + 16 * h,
-                      _mm512_max_ps(max[2 * h], max[2 * h + 1]));
-    }
+    SetSeen(max);
   }
 
   // Rounds the strip's scores into the place of S where they or the running
@@ -184,27 +181,22 @@ class StripMaxima {
     const float* m = static_cast<const float*>(b_.row_max) + 32 * strip.query;
     strip.large = HasLargeScores(seen_, scale_) || HasLargeScores(m, 1.0f);
     if (!strip.large) return;
-    __m512 max[4];
+    Floats max[4];
     NoMaxima(max);
     for (int64_t i = 0; i < strip.count; ++i) {
       const int64_t key = strip.key[i], query = strip.query;
       uint8_t* const s = ScoreTile(i);
-      if (kMode != FusedMode::kPlain && !Transforms<kMode>(strip, i)) {
+      if (!Transforms<kMode>(strip, i)) {
         if (kMode == FusedMode::kAlibi || kMode == FusedMode::kSoftcap) {
           Transform(sub_blocks_.At(key, query), s, key, query, max);
           continue;
         }
-      }
-      // S is a product, or one with bias in its unit.
-      if (kMode == FusedMode::kPlain || !Transforms<kMode>(strip, i)) {
+        // S is a product, or one with bias in its unit.
         ScaleScores(s);
       }
       ColumnMaxima(s, max);
     }
-    for (int h = 0; h < 2; ++h) {
-      _mm512_store_ps(seen_ + 16 * h,
-                      _mm512_max_ps(max[2 * h], max[2 * h + 1]));
-    }
+    SetSeen(max);
   }
 
   // Adds a quarter of the bias of sub-block i to S, if that is all there is to
@@ -228,7 +220,7 @@ class StripMaxima {
   // that they serve for strips to come. Whether what has been summed for the
   // queries is to be multiplied by `alpha`.
   template <FusedMode kMode>
-  bool Raise(const Strip& strip, __m512 (&alpha)[2]) {
+  bool Raise(const Strip& strip, Floats (&alpha)[2]) {
     float ahead = 0.0f;
     if (kMode == FusedMode::kAlibi && !kept_ && !strip.large) {
       ahead = alibi_.Ahead(strip, &serves_until_);
@@ -242,53 +234,59 @@ class StripMaxima {
 
  private:
   void ScaleScores(uint8_t* s) const {
-    const __m512 scale = _mm512_set1_ps(factors_.scale);
+    const Floats scale = hn::Set(FloatTag(), factors_.scale);
     for (int64_t at = 0; at < 4 * kTileBytes; at += 64) {
-      _mm512_store_ps(s + at, _mm512_mul_ps(_mm512_load_ps(s + at), scale));
+      StoreRow(hn::Mul(LoadRow(s + at), scale), s + at);
     }
   }
 
-  static HWY_INLINE void NoMaxima(__m512 (&max)[4]) {
-    for (__m512& m : max) m = _mm512_set1_ps(-HUGE_VALF);
+  static HWY_INLINE void NoMaxima(Floats (&max)[4]) {
+    for (Floats& m : max) m = hn::Set(FloatTag(), -HUGE_VALF);
+  }
+  HWY_INLINE void SetSeen(const Floats (&max)[4]) {
+    for (int h = 0; h < 2; ++h) {
+      StoreRow(hn::Max(max[2 * h], max[2 * h + 1]), seen_ + 16 * h);
+    }
   }
 
   // The maxima of S or the scores, or what they cannot exceed, join `max` as in
   // ColumnMaxima; S is replaced by the scores where it must be.
   template <FusedMode kMode>
   HWY_INLINE void SubBlockMaxima(const Strip& strip, int64_t i,
-                                 __m512 (&max)[4]) const {
+                                 Floats (&max)[4]) const {
     const int64_t key = strip.key[i], query = strip.query;
     const SubBlock& sub = sub_blocks_.At(key, query);
     if (Transforms<kMode>(strip, i) || !sub.visible()) {
       return Transform(sub, ScoreTile(i), key, query, max);
     }
     if (kMode == FusedMode::kPlain) return ColumnMaxima(ScoreTile(i), max);
-    __m512 products[4];
+    Floats products[4];
     NoMaxima(products);
     ColumnMaxima(ScoreTile(i), products);
     for (int h = 0; h < 2; ++h) {
-      const __m512 most = _mm512_max_ps(products[2 * h], products[2 * h + 1]);
-      max[2 * h] = _mm512_max_ps(Bound<kMode>(most, key, query, h), max[2 * h]);
+      const Floats most = hn::Max(products[2 * h], products[2 * h + 1]);
+      max[2 * h] = hn::Max(Bound<kMode>(most, key, query, h), max[2 * h]);
     }
   }
 
   // What the scores of a column of a sub-block do not exceed, from the greatest
   // product.
   template <FusedMode kMode>
-  __m512 Bound(__m512 product, int64_t key, int64_t query, int half) const {
+  Floats Bound(Floats product, int64_t key, int64_t query, int half) const {
+    const FloatTag d;
     if (kMode == FusedMode::kAlibi) {
       return alibi_.Bound(product, key, query, half);
     }
     if (kMode == FusedMode::kBias) {
-      return _mm512_mul_ps(product, _mm512_set1_ps(factors_.scale));
+      return hn::Mul(product, hn::Set(d, factors_.scale));
     }
-    return _mm512_mul_ps(TanhOfSteps(_mm512_mul_ps(
-                             product, _mm512_set1_ps(factors_.into_steps))),
-                         _mm512_set1_ps(factors_.softcap));
+    return hn::Mul(
+        TanhOfSteps(hn::Mul(product, hn::Set(d, factors_.into_steps))),
+        hn::Set(d, factors_.softcap));
   }
 
   void Transform(const SubBlock& sub, uint8_t* s, int64_t key, int64_t query,
-                 __m512 (&max)[4]) const {
+                 Floats (&max)[4]) const {
     const ScoreOptions& o = b_.score;
     TransformBlock t;
     t.s = s;
