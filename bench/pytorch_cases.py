@@ -13,7 +13,7 @@ CORES = len(os.sched_getaffinity(0))
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One row; `name` is bench_attention's name of the same case (bench/attention_case.h), which has no padding."""
+    """One row; `name` is bench_attention's name of the same case (bench/attention/case.h), which has no padding."""
     direction: str = "backward"  # forward, backward, both
     dtype: str = "bf16"  # bf16, f16, f32
     batch: int = 1

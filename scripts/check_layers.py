@@ -35,7 +35,10 @@ LAYERS = [
     ["src/attention/tensors", "src/attention/scores"],
     ["src/attention/forward", "src/attention/backward"],
     ["src/ops", "src/reference"],
-    ["src/verify"],
+    ["src/verify/page"],
+    ["src/verify/cases"],
+    ["src/verify/model"],
+    ["src/verify/judge"],
     ["src/c_api"],
     ["src/compat"],
 ]

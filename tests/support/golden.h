@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "fa2/attention.h"
-#include "src/verify/safetensors.h"
+#include "src/verify/cases/safetensors.h"
 #include "tests/support/tensor.h"
 
 namespace fa2::test {

@@ -66,19 +66,9 @@ int64_t Elements(const Sizes& sizes) {
 }
 
 const char* NameOf(Layout layout) {
-  switch (layout) {
-    case Layout::kBhsd:
-      return "bhsd";
-    case Layout::kBshd:
-      return "bshd";
-    case Layout::kPaddedRows:
-      return "padded_rows";
-    case Layout::kReversed:
-      return "reversed";
-    case Layout::kStridedLast:
-      return "strided_last";
-  }
-  return "unknown";
+  constexpr const char* kNames[] = {"bhsd", "bshd", "padded_rows", "reversed",
+                                    "strided_last"};
+  return kNames[static_cast<size_t>(layout)];
 }
 
 Buffer::Buffer(size_t bytes, size_t alignment)

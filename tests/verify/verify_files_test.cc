@@ -8,12 +8,13 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "src/verify/case_file.h"
-#include "src/verify/check.h"
-#include "src/verify/error.h"
-#include "src/verify/generate.h"
-#include "src/verify/report.h"
-#include "src/verify/safetensors.h"
+#include "src/verify/cases/case_file.h"
+#include "src/verify/cases/error.h"
+#include "src/verify/cases/names.h"
+#include "src/verify/cases/safetensors.h"
+#include "src/verify/judge/check.h"
+#include "src/verify/judge/report.h"
+#include "src/verify/model/generate.h"
 
 namespace fa2::verify {
 namespace {

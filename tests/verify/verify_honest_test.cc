@@ -10,11 +10,13 @@
 
 #include "fa2/attention.h"
 #include "fa2/context.h"
-#include "src/verify/answer.h"
-#include "src/verify/case_file.h"
-#include "src/verify/check.h"
-#include "src/verify/generate.h"
-#include "src/verify/problem.h"
+#include "src/reference/tensor_access.h"
+#include "src/verify/cases/case_file.h"
+#include "src/verify/judge/check.h"
+#include "src/verify/model/answer.h"
+#include "src/verify/model/generate.h"
+#include "src/verify/model/problem.h"
+#include "tests/verify/wrong_kernel.h"
 
 namespace fa2::verify {
 namespace {
@@ -112,6 +114,38 @@ TEST(Honest, Fa2OnEachEngineAndPrecision) {
                          " inputs " + std::to_string(static_cast<int>(inputs)));
         }
       }
+    }
+  }
+}
+
+// Two channels of q and k eight times larger, which f16 holds exactly.
+Case WithLargeChannels(Case c) {
+  for (const char* name : {"q", "k"}) {
+    const Array from = *c.Find(name);
+    void* data = nullptr;
+    c.tensors[name] = MakeArray(from.dtype, from.shape, &data);
+    const int64_t columns = from.shape.back();
+    for (int64_t i = 0; i < from.elements(); ++i) {
+      const double x = reference::LoadAt(from.data, from.dtype, i);
+      StoreElement(from.dtype, data, i, i % columns < 2 ? 8.0 * x : x);
+    }
+  }
+  return c;
+}
+
+// P in f16 and dS after the scale in f16, where many are subnormal.
+TEST(Honest, KernelsThatRoundEarlier) {
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    for (uint64_t seed = 0; seed < 4; ++seed) {
+      GenerateOptions o;
+      o.heads = o.kv_heads = 2;
+      o.nq = o.nk = 257;
+      o.dtype = dtype;
+      o.seed = seed;
+      o.options.causal = Causal::kTopLeft;
+      Case c = WithLargeChannels(Generate(o));
+      test::RunWrongKernel("honest:early", &c);
+      ExpectPass(c, "seed " + std::to_string(seed));
     }
   }
 }

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "src/verify/check.h"
-#include "src/verify/generate.h"
-#include "src/verify/mistakes.h"
+#include "src/verify/judge/check.h"
+#include "src/verify/judge/mistakes.h"
+#include "src/verify/model/generate.h"
 #include "tests/verify/wrong_kernel.h"
 
 namespace fa2::verify {
@@ -90,6 +90,12 @@ std::vector<Trial> Trials() {
           {"causal_off_by_one:short", f32, TopLeft},
           {"causal_off_by_one:backward", bf16, BottomRight},
           {"causal_missing", f32, TopLeft},
+          {"causal_undeclared", bf16},
+          {"causal_undeclared:bottom_right", f32},
+          {"causal_undeclared:backward", f16},
+          {"kv_layout_swapped", bf16},
+          {"kv_layout_swapped:backward", f32},
+          {"kv_layout_swapped:v", f16, BottomRight},
           {"window_off_by_one", bf16, Window},
           {"window_off_by_one:right", f16, BothSides},
           {"window_wrong_diagonal", bf16, Window},

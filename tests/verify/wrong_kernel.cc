@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "src/common/philox.h"
-#include "src/verify/generate.h"
-#include "src/verify/problem.h"
-#include "src/verify/rounding.h"
+#include "src/verify/model/generate.h"
+#include "src/verify/model/problem.h"
+#include "src/verify/model/rounding.h"
 
 namespace fa2::verify::test {
 namespace {
@@ -68,6 +68,8 @@ class Kernel {
     if (In("causal_top_left", backward)) causal = Causal::kTopLeft;
     if (In("causal_bottom_right", backward)) causal = Causal::kBottomRight;
     if (In("causal_missing", backward)) causal = Causal::kNone;
+    if (In("causal_undeclared", backward)) causal = Causal::kTopLeft;
+    if (Is("causal_undeclared:bottom_right")) causal = Causal::kBottomRight;
     if (In("causal_off_by_one", backward)) shift = 1;
     if (Is("causal_off_by_one:short")) shift = -1;
     if (causal == Causal::kTopLeft && j > i + shift) return false;
@@ -102,6 +104,15 @@ class Kernel {
                     n[2] == 1 ? 0 : i)[n[3] == 1 ? 0 : j]);
   }
 
+  // Row j of kv head g of K or V; [B, H, N, D] is taken for [B, N, H, D].
+  const double* KeyRow(const Array4<double>& x, int64_t b, int64_t g, int64_t j,
+                       bool backward) const {
+    const bool only_v = Is("kv_layout_swapped:v") && &x == &p_.v;
+    if (!In("kv_layout_swapped", backward) && !only_v) return x.row(b, g, j);
+    const int64_t flat = j * p_.kv_heads + g;
+    return x.row(b, flat / p_.nk, flat % p_.nk);
+  }
+
   float Dot(const double* a, const double* b, int64_t n) const {
     float sum = 0.0f;
     for (int64_t d = 0; d < n; ++d) {
@@ -113,8 +124,9 @@ class Kernel {
   // Score without the mask, and what softcap's derivative is there.
   float Score(int64_t b, int64_t h, int64_t g, int64_t i, int64_t j,
               bool backward, float* slope) const {
-    float s = static_cast<float>(p_.scale) *
-              Dot(p_.q.row(b, h, i), p_.k.row(b, g, j), p_.head_dim);
+    float s =
+        static_cast<float>(p_.scale) *
+        Dot(p_.q.row(b, h, i), KeyRow(p_.k, b, g, j, backward), p_.head_dim);
     *slope = 1.0f;
     if (p_.options.softcap > 0.0) {
       const auto cap = static_cast<float>(p_.options.softcap);
@@ -174,7 +186,7 @@ class Kernel {
       sum += e;
       e = Round(e * Keep(b, h, i, j));
       if (e == 0.0f) continue;
-      const double* v = p_.v.row(b, g, j);
+      const double* v = KeyRow(p_.v, b, g, j, false);
       for (int64_t c = 0; c < p_.value_dim; ++c) {
         out[c] += e * Round(static_cast<float>(v[c]));
       }
@@ -244,17 +256,23 @@ class Kernel {
       const float s = Score(b, h, g, i, j, true, &slope);
       const float p = std::exp(s - lse);
       const float keep = ShiftedKeep(b, h, i, j);
-      float dp = Dot(dout, p_.v.row(b, g, j), p_.value_dim);
+      float dp = Dot(dout, KeyRow(p_.v, b, g, j, true), p_.value_dim);
       if (!Is("dropout_not_in_dp")) dp *= keep * dp_scale;
       float ds = p * (dp - delta);
       AddBias(b, h, i, j, ds);
-      ds = Round(ds * slope);
+      // Two honest kernels: P in 16 bits, and dS after the scale, as PyTorch's
+      // memory-efficient kernel has them.
+      if (Is("honest:early")) {
+        ds = Round(Round(p) * (dp - delta) * slope * scale) / scale;
+      } else {
+        ds = Round(ds * slope);
+      }
       float weight = Round(p * keep * dp_scale);
       if (Is("dv_from_dp")) weight = Round(dp);
       if (Is("dq_overwritten") && j < last_tile) {
         // Overwritten by a later tile.
       } else {
-        const double* k = p_.k.row(b, g, j);
+        const double* k = KeyRow(p_.k, b, g, j, true);
         for (int64_t d = 0; d < p_.head_dim; ++d) {
           dq[d] = Sum(dq[d] + factor * ds * Round(static_cast<float>(k[d])));
         }

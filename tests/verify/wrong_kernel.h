@@ -7,7 +7,7 @@
 
 #include <string>
 
-#include "src/verify/case.h"
+#include "src/verify/cases/case.h"
 
 namespace fa2::verify::test {
 

@@ -19,6 +19,8 @@ using Command = std::function<int()>;
 
 Command AddVerify(CLI::App* app);
 Command AddGen(CLI::App* app);
+Command AddBench(CLI::App* app);
+Command AddCompare(CLI::App* app);
 Command AddInfo(CLI::App* app);
 
 // Writes text to a file; throws verify::Error if it cannot.

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "src/verify/case_file.h"
-#include "src/verify/error.h"
-#include "src/verify/generate.h"
+#include "src/verify/cases/case_file.h"
+#include "src/verify/cases/error.h"
+#include "src/verify/model/generate.h"
 #include "tools/fa2/command.h"
 #include "tools/fa2/option_flags.h"
 #include "tools/fa2/shape.h"

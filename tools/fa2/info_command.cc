@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/core.h>
-#include <unistd.h>
 
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -10,45 +8,14 @@
 
 #include "bench/peak/peak.h"
 #include "fa2/context.h"
-#include "src/verify/error.h"
+#include "src/verify/cases/error.h"
 #include "tools/fa2/command.h"
+#include "tools/fa2/machine.h"
 
 namespace fa2::tool {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// The model's name, as the kernel gives it.
-std::string CpuName() {
-  std::ifstream stream("/proc/cpuinfo");
-  std::string line;
-  while (std::getline(stream, line)) {
-    if (line.rfind("model name", 0) == 0) {
-      const size_t colon = line.find(": ");
-      if (colon != std::string::npos) return line.substr(colon + 2);
-    }
-  }
-  return "unknown";
-}
-
-// Bytes of a level's data cache; 0 where the system does not say.
-int64_t CacheBytes(int level) {
-  for (int index = 0; index < 8; ++index) {
-    const std::string folder =
-        fmt::format("/sys/devices/system/cpu/cpu0/cache/index{}/", index);
-    std::ifstream of_level(folder + "level"), of_type(folder + "type"),
-        of_size(folder + "size");
-    int found = 0;
-    std::string type, size;
-    if (!(of_level >> found) || !(of_type >> type) || !(of_size >> size)) break;
-    if (found != level || type == "Instruction") continue;
-    int64_t bytes = std::atoll(size.c_str());
-    if (size.back() == 'K') bytes <<= 10;
-    if (size.back() == 'M') bytes <<= 20;
-    return bytes;
-  }
-  return 0;
-}
 
 std::string Reason(const ContextInfo& info) {
   if (std::getenv("FA2_ENGINE") != nullptr) return "FA2_ENGINE says so";

@@ -10,7 +10,7 @@
 #include <fstream>
 #include <vector>
 
-#include "src/verify/error.h"
+#include "src/verify/cases/error.h"
 #include "tools/fa2/command.h"
 
 namespace fa2::tool {
@@ -46,6 +46,10 @@ int main(int argc, char** argv) {
   };
   add("verify", "Judge a kernel's outputs and gradients", fa2::tool::AddVerify);
   add("gen", "Make a case to run a kernel on", fa2::tool::AddGen);
+  add("bench", "Measure fa2's speed as a share of this machine's limits",
+      fa2::tool::AddBench);
+  add("compare", "Whether one result of bench is slower than another",
+      fa2::tool::AddCompare);
   add("info", "What this machine computes with", fa2::tool::AddInfo);
   try {
     app.parse(argc, argv);

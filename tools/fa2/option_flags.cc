@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "src/verify/error.h"
+#include "src/verify/cases/error.h"
 
 namespace fa2::tool {
 namespace {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cctype>
 
-#include "src/verify/error.h"
+#include "src/verify/cases/error.h"
 
 namespace fa2::tool {
 namespace {

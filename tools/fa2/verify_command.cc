@@ -7,10 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "src/verify/case_file.h"
-#include "src/verify/check.h"
-#include "src/verify/error.h"
-#include "src/verify/report.h"
+#include "src/verify/cases/case_file.h"
+#include "src/verify/cases/error.h"
+#include "src/verify/cases/names.h"
+#include "src/verify/cases/shards.h"
+#include "src/verify/judge/check.h"
+#include "src/verify/judge/report.h"
 #include "tools/fa2/command.h"
 #include "tools/fa2/option_flags.h"
 
@@ -22,8 +24,8 @@ using verify::CaseReport;
 using verify::Error;
 
 struct Arguments {
-  std::string file, candidate, json;
-  std::vector<std::string> cases, repeats, maps;
+  std::string file, candidate, json, html, shard_by = "sequence";
+  std::vector<std::string> cases, repeats, maps, shards;
   bool plain = false, quiet = false, no_diagnosis = false;
   int threads = 0;
   OptionFlags options;
@@ -48,6 +50,11 @@ verify::ReadOptionsOfFile ReadOptions(const Arguments& a) {
   return options;
 }
 
+// The file that sentences name.
+const std::string& Source(const Arguments& a) {
+  return a.shards.empty() ? a.file : a.shards.front();
+}
+
 // The case of that name; where both files hold one case, that one.
 const Case* Find(const std::vector<Case>& cases, const std::string& name,
                  bool alone) {
@@ -69,8 +76,35 @@ std::vector<Case> ReadOutputs(const std::string& path, const Arguments& a) {
   return verify::ReadCases(path, options);
 }
 
+// The files of a distributed run's ranks as one.
+std::vector<Case> ReadShards(const Arguments& a) {
+  const verify::ShardBy by = verify::ShardByNamed(a.shard_by);
+  std::vector<std::vector<Case>> ranks;
+  for (const std::string& path : a.shards) {
+    ranks.push_back(verify::ReadCases(path, ReadOptions(a)));
+  }
+  std::vector<Case> joined;
+  for (const Case& first : ranks.front()) {
+    std::vector<Case> pieces;
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      const Case* piece = Find(ranks[r], first.name, ranks[0].size() == 1);
+      if (piece == nullptr) {
+        throw Error(a.shards[r] + ": there is no case " + first.name);
+      }
+      pieces.push_back(*piece);
+    }
+    joined.push_back(verify::JoinShards(pieces, by));
+  }
+  return joined;
+}
+
 std::vector<Case> Selected(const Arguments& a) {
-  std::vector<Case> cases = verify::ReadCases(a.file, ReadOptions(a));
+  if (a.file.empty() == a.shards.empty()) {
+    throw Error("verify takes either FILE or --shards FILE...");
+  }
+  std::vector<Case> cases = a.shards.empty()
+                                ? verify::ReadCases(a.file, ReadOptions(a))
+                                : ReadShards(a);
   if (!a.candidate.empty()) {
     const std::vector<Case> outputs = ReadOutputs(a.candidate, a);
     std::vector<Case> combined;
@@ -88,7 +122,7 @@ std::vector<Case> Selected(const Arguments& a) {
   std::vector<Case> selected;
   for (const std::string& name : a.cases) {
     const Case* c = Find(cases, name, false);
-    if (c == nullptr) throw Error(a.file + ": there is no case " + name);
+    if (c == nullptr) throw Error(Source(a) + ": there is no case " + name);
     selected.push_back(*c);
   }
   return selected;
@@ -125,13 +159,14 @@ int Run(const Arguments& a) {
       }
     } catch (const Error& error) {
       if (progress) fmt::print(stderr, "\r\033[K");
-      throw Error(a.file + ": " + error.what());
+      throw Error(Source(a) + ": " + error.what());
     }
     if (progress) fmt::print(stderr, "\r\033[K");
     if (!a.quiet) fmt::print("{}", verify::ReportText(report));
     reports.push_back(std::move(report));
   }
   if (!a.json.empty()) WriteText(a.json, verify::ReportJson(reports));
+  if (!a.html.empty()) WriteText(a.html, verify::ReportHtml(reports));
   size_t failed = 0;
   for (const CaseReport& report : reports) failed += report.pass ? 0 : 1;
   if (!a.quiet && reports.size() > 1) {
@@ -145,10 +180,14 @@ int Run(const Arguments& a) {
 
 Command AddVerify(CLI::App* app) {
   auto a = std::make_shared<Arguments>();
-  app->add_option("FILE", a->file, "safetensors with inputs, and outputs")
-      ->required();
+  app->add_option("FILE", a->file, "safetensors with inputs, and outputs");
   app->add_option("CANDIDATE", a->candidate,
                   "A second file with the outputs to judge");
+  app->add_option("--shards", a->shards,
+                  "Instead of FILE: the files of a run's ranks, in order");
+  app->add_option(
+      "--shard-by,--shard_by", a->shard_by,
+      "What the ranks cut: sequence, zigzag, striped, heads, batch");
   app->add_option("--case", a->cases, "Judge this case alone (again: and this)")
       ->allow_extra_args(false);
   app->add_option("--map", a->maps, "q=NAME where the file has other names")
@@ -156,6 +195,7 @@ Command AddVerify(CLI::App* app) {
   app->add_option("--repeat", a->repeats,
                   "Outputs of further runs, which must be the same bits");
   app->add_option("--json", a->json, "Write the report here");
+  app->add_option("--html", a->html, "Write the report here as one page");
   app->add_flag("--plain", a->plain,
                 "Compute the answer by plain loops, slowly");
   app->add_flag("--no-diagnosis", a->no_diagnosis, "Judge only");

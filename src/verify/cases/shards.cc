@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/verify/cases/shards.h"
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "src/verify/cases/error.h"
+
+namespace fa2::verify {
+namespace {
+
+struct Named {
+  const char* name;
+  ShardBy by;
+};
+
+constexpr Named kNames[] = {{"sequence", ShardBy::kSequence},
+                            {"zigzag", ShardBy::kZigzag},
+                            {"striped", ShardBy::kStriped},
+                            {"heads", ShardBy::kHeads},
+                            {"batch", ShardBy::kBatch}};
+
+bool CutsRows(ShardBy by) {
+  return by != ShardBy::kHeads && by != ShardBy::kBatch;
+}
+
+// Logical dimensions of each of the array's: b, h, n, and others as dots.
+std::string DimensionsOf(const std::string& name, Layout layout, size_t rank) {
+  std::string all;
+  if (name == "sinks" || name == "dsinks") {
+    all = "...h";
+  } else if (name == "alibi_slopes" || name == "dalibi_slopes") {
+    all = "..bh";
+  } else if (name == "bias" || name == "dbias" || name == "keep") {
+    all = "bhn.";
+  } else if (name == "lse" || name == "dlse") {
+    all = rank > 3 ? "bhn." : ".bhn";
+  } else if (layout == Layout::kBhsd) {
+    all = "bhn.";
+  } else if (layout == Layout::kBshd) {
+    all = "bnh.";
+  } else {
+    all = ".nh.";
+  }
+  return rank <= 4 ? all.substr(4 - rank) : "";
+}
+
+// The array's dimension that is cut; none where it has no such one.
+std::optional<size_t> CutDimension(const std::string& name, const Case& c,
+                                   ShardBy by) {
+  const Array& array = *c.Find(name);
+  std::string letter = CutsRows(by) ? "n" : by == ShardBy::kHeads ? "h" : "b";
+  // Sequences of a packed batch lie one after another.
+  if (by == ShardBy::kBatch && c.options.layout == Layout::kThd) letter = "n";
+  const size_t at =
+      DimensionsOf(name, c.options.layout, array.shape.size()).find(letter);
+  if (at == std::string::npos) return std::nullopt;
+  // A broadcast dimension is on every rank.
+  const bool broadcasts = name == "bias" || name == "dbias" || name == "keep";
+  if (broadcasts && array.shape[at] == 1) return std::nullopt;
+  return at;
+}
+
+class Joiner {
+ public:
+  Joiner(const std::vector<Case>& ranks, ShardBy by) : ranks_(ranks), by_(by) {}
+
+  Case Join() {
+    Case joined = ranks_.front();
+    joined.shards = {by_, static_cast<int64_t>(ranks_.size())};
+    for (size_t r = 1; r < ranks_.size(); ++r) {
+      if (WriteOptions(ranks_[r].options) != WriteOptions(joined.options)) {
+        throw Error(At(r) + "its options are " +
+                    WriteOptions(ranks_[r].options) + ", those of rank 0 are " +
+                    WriteOptions(joined.options));
+      }
+      if (ranks_[r].tensors.size() != joined.tensors.size()) {
+        throw Error(
+            At(r) + "it has " + std::to_string(ranks_[r].tensors.size()) +
+            " tensors, rank 0 has " + std::to_string(joined.tensors.size()));
+      }
+    }
+    for (auto& [name, array] : joined.tensors) array = JoinTensor(name);
+    return joined;
+  }
+
+ private:
+  std::string At(size_t rank) const {
+    const std::string& name = ranks_.front().name;
+    return (name.empty() ? "" : name + ": ") + "rank " + std::to_string(rank) +
+           ": ";
+  }
+
+  const Array& Piece(size_t rank, const std::string& name) const {
+    const Array* array = ranks_[rank].Find(name);
+    if (array == nullptr) {
+      throw Error(At(rank) + "tensor " + name + " is missing");
+    }
+    const Array& first = *ranks_.front().Find(name);
+    if (array->dtype != first.dtype ||
+        array->shape.size() != first.shape.size()) {
+      throw Error(At(rank) + "tensor " + name +
+                  " has another dtype or number of dimensions than on rank 0");
+    }
+    return *array;
+  }
+
+  Array JoinTensor(const std::string& name) const {
+    if (name.rfind("cu_seqlens", 0) == 0) return JoinPrefixSums(name);
+    const auto dimension = CutDimension(name, ranks_.front(), by_);
+    return dimension ? Concatenate(name, *dimension) : Same(name);
+  }
+
+  // What every rank has whole.
+  Array Same(const std::string& name) const {
+    const Array& first = *ranks_.front().Find(name);
+    const auto bytes =
+        static_cast<size_t>(first.elements()) * SizeOf(first.dtype);
+    for (size_t r = 1; r < ranks_.size(); ++r) {
+      const Array& other = Piece(r, name);
+      if (other.shape != first.shape ||
+          std::memcmp(other.data, first.data, bytes) != 0) {
+        throw Error(At(r) + "tensor " + name +
+                    " differs from rank 0's, and it has no dimension that is "
+                    "cut: it must be the same, and a gradient reduced");
+      }
+    }
+    return first;
+  }
+
+  Array JoinPrefixSums(const std::string& name) const {
+    if (by_ == ShardBy::kHeads) return Same(name);
+    if (by_ != ShardBy::kBatch) {
+      throw Error(At(0) + "tensor " + name +
+                  " is there, and packed sequences cannot be joined row by "
+                  "row: cut them by batch or heads");
+    }
+    auto sums = std::make_shared<std::vector<int64_t>>(1, 0);
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      const Array& piece = Piece(r, name);
+      const int64_t begin = sums->back();
+      for (int64_t i = 1; i < piece.elements(); ++i) {
+        sums->push_back(begin +
+                        (piece.dtype == DType::kI32
+                             ? static_cast<const int32_t*>(piece.data)[i]
+                             : static_cast<const int64_t*>(piece.data)[i]));
+      }
+    }
+    Array array;
+    array.dtype = DType::kI64;
+    array.shape = {static_cast<int64_t>(sums->size())};
+    array.data = sums->data();
+    array.owner = sums;
+    return array;
+  }
+
+  // The rank and its own index of each index of the joined dimension.
+  std::vector<std::pair<size_t, int64_t>> Sources(
+      const std::string& name, const std::vector<int64_t>& sizes) const {
+    std::vector<std::pair<size_t, int64_t>> sources;
+    const bool even = by_ == ShardBy::kZigzag || by_ == ShardBy::kStriped;
+    const auto n = static_cast<int64_t>(sizes.size());
+    for (const int64_t size : sizes) {
+      if (even && (size != sizes.front() ||
+                   (by_ == ShardBy::kZigzag && size % 2 != 0))) {
+        throw Error(At(0) + "tensor " + name +
+                    " must have the same number of rows on all ranks" +
+                    (by_ == ShardBy::kZigzag ? ", an even one" : ""));
+      }
+    }
+    if (!even) {
+      for (size_t r = 0; r < sizes.size(); ++r) {
+        for (int64_t i = 0; i < sizes[r]; ++i) sources.emplace_back(r, i);
+      }
+      return sources;
+    }
+    const Shards shards = {by_, n};
+    std::vector<int64_t> next(sizes.size(), 0);
+    for (int64_t at = 0; at < n * sizes.front(); ++at) {
+      const auto rank =
+          static_cast<size_t>(shards.RankOf(at, n * sizes.front()));
+      sources.emplace_back(rank, next[rank]++);
+    }
+    return sources;
+  }
+
+  Array Concatenate(const std::string& name, size_t dimension) const {
+    const Array& first = *ranks_.front().Find(name);
+    std::vector<const Array*> pieces;
+    std::vector<int64_t> sizes;
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      const Array& piece = Piece(r, name);
+      std::vector<int64_t> shape = piece.shape;
+      shape[dimension] = first.shape[dimension];
+      if (shape != first.shape) {
+        throw Error(At(r) + "tensor " + name +
+                    " has another shape than on rank 0");
+      }
+      pieces.push_back(&piece);
+      sizes.push_back(piece.shape[dimension]);
+    }
+    const auto sources = Sources(name, sizes);
+    size_t outer = 1, inner = SizeOf(first.dtype);
+    for (size_t d = 0; d < first.shape.size(); ++d) {
+      if (d < dimension) outer *= static_cast<size_t>(first.shape[d]);
+      if (d > dimension) inner *= static_cast<size_t>(first.shape[d]);
+    }
+    Array joined = first;
+    joined.shape[dimension] = static_cast<int64_t>(sources.size());
+    auto bytes =
+        std::make_shared<std::vector<uint8_t>>(outer * sources.size() * inner);
+    uint8_t* to = bytes->data();
+    for (size_t o = 0; o < outer; ++o) {
+      for (const auto& [rank, index] : sources) {
+        const size_t row =
+            o * static_cast<size_t>(sizes[rank]) + static_cast<size_t>(index);
+        std::memcpy(
+            to, static_cast<const uint8_t*>(pieces[rank]->data) + row * inner,
+            inner);
+        to += inner;
+      }
+    }
+    joined.data = bytes->data();
+    joined.owner = bytes;
+    return joined;
+  }
+
+  const std::vector<Case>& ranks_;
+  ShardBy by_;
+};
+
+}  // namespace
+
+int64_t Shards::RankOf(int64_t at, int64_t size) const {
+  switch (by) {
+    case ShardBy::kStriped:
+      return at % ranks;
+    case ShardBy::kZigzag: {
+      const int64_t run = at * 2 * ranks / size;
+      return run < ranks ? run : 2 * ranks - 1 - run;
+    }
+    default:
+      return at * ranks / size;
+  }
+}
+
+ShardBy ShardByNamed(const std::string& name) {
+  for (const Named& known : kNames) {
+    if (name == known.name) return known.by;
+  }
+  throw Error("--shard-by is " + name +
+              ", it must be sequence, zigzag, striped, heads or batch");
+}
+
+Case JoinShards(const std::vector<Case>& ranks, ShardBy by) {
+  return Joiner(ranks, by).Join();
+}
+
+}  // namespace fa2::verify

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Attention forward and backward of one head by blocks of queries, in f64 or as
+// a kernel rounds, right or with a mistake in it: the answer, the rounding twin
+// and the mistakes are all this one computation.
+#ifndef FA2_SRC_VERIFY_MODEL_MODEL_H_
+#define FA2_SRC_VERIFY_MODEL_MODEL_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "src/verify/model/faults.h"
+#include "src/verify/model/problem.h"
+#include "src/verify/model/rounding.h"
+
+namespace fa2::verify {
+
+// How one computation rounds. T = double with Products::kF64 is the answer.
+struct Model {
+  Products products = Products::kF64;
+  DType out = DType::kF64;  // what O is stored as before delta is taken of it
+  bool f32_lse = false;     // lse is stored as f32
+  Faults faults;
+  // O and lse are the candidate's, and only the gradients are computed.
+  bool given = false;
+  bool gradients = true;
+  bool magnitudes = false;
+};
+
+// What the forward has written: the candidate's out and lse in f64.
+struct Forward {
+  Array4<double> out;  // [B, H, N, Dv]
+  Array4<double> lse;  // [B, H, N, 1], natural
+};
+Forward CandidateForward(const Problem& problem);
+
+// Results of one query head of one sequence; dk and dv are its share alone.
+template <class T>
+struct HeadResults {
+  std::vector<T> out, dq;          // [nq, D]
+  std::vector<double> lse;         // [nq]
+  std::vector<double> stored_lse;  // what a forward with this mistake writes
+  std::vector<T> dk, dv;           // [nk, D]
+  double dsink = 0.0;
+  double dalibi = 0.0;
+  // dS in the shape of bias without the leading two dimensions, summed over
+  // those that it broadcasts.
+  std::vector<double> dbias;
+  // Sums of squares of the terms of an element of a row, each weighted with how
+  // far exp amplifies the error of its score.
+  std::vector<float> out_squares, dq_squares, dk_squares, dv_squares;
+  double dsink_squares = 0.0, dalibi_squares = 0.0;
+};
+
+template <class T>
+HeadResults<T> RunHead(const Problem& problem, const Model& model,
+                       const Forward* forward, const Sequence& sequence,
+                       int64_t head, int64_t kv_head);
+
+extern template HeadResults<float> RunHead(const Problem&, const Model&,
+                                           const Forward*, const Sequence&,
+                                           int64_t, int64_t);
+extern template HeadResults<double> RunHead(const Problem&, const Model&,
+                                            const Forward*, const Sequence&,
+                                            int64_t, int64_t);
+
+}  // namespace fa2::verify
+
+#endif  // FA2_SRC_VERIFY_MODEL_MODEL_H_
