@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds Highway and oneTBB from their releases and installs them below /usr/local: for images that have neither as a package,
-# as those in which cibuildwheel makes wheels. auditwheel then puts what is shared of them into the wheel.
+# Builds Highway and oneTBB, and what the command fa2 needs, from their releases and installs them below /usr/local: for images
+# that have none of them as a package, as those in which cibuildwheel makes wheels. auditwheel then puts what is shared of them
+# into the wheel.
 #   scripts/wheel_deps.sh
 set -euo pipefail
 
 highway=1.2.0
 onetbb=2022.1.0
+json=3.11.3
+cli11=2.4.2
+fmt=10.2.1
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
@@ -20,7 +24,9 @@ build() {  # project, tag, CMake arguments
   cmake --build "$folder/$project/build" --parallel "$(nproc)"
   cmake --install "$folder/$project/build"
 }
-build google/highway "$highway" -DBUILD_SHARED_LIBS=OFF -DHWY_ENABLE_TESTS=OFF -DHWY_ENABLE_EXAMPLES=OFF \
-  -DHWY_ENABLE_CONTRIB=OFF
+build google/highway "$highway" -DBUILD_SHARED_LIBS=OFF -DHWY_ENABLE_TESTS=OFF -DHWY_ENABLE_EXAMPLES=OFF
 build uxlfoundation/oneTBB "v$onetbb" -DTBB_TEST=OFF
+build nlohmann/json "v$json" -DJSON_BuildTests=OFF
+build CLIUtils/CLI11 "v$cli11" -DCLI11_BUILD_TESTS=OFF -DCLI11_BUILD_EXAMPLES=OFF -DCLI11_BUILD_DOCS=OFF
+build fmtlib/fmt "$fmt" -DFMT_TEST=OFF -DFMT_DOC=OFF
 ldconfig

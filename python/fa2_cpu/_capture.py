@@ -12,24 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import json
 import os
-import struct
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-__all__ = ["capture"]
+from fa2_cpu import _safetensors
+from fa2_cpu._capture_calls import Target, named_function, targets
+from fa2_cpu._capture_dropout import keep_mask, rng_state
 
-_NAMES = {
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.bool: "BOOL",
-}
+__all__ = ["capture"]
 
 
 class _Tap(torch.autograd.Function):
@@ -46,64 +41,82 @@ class _Tap(torch.autograd.Function):
         return gradient, None
 
 
-def _write(path: str, cases: list[dict[str, Any]]) -> None:
-    """A safetensors file, written whole or not at all."""
-    header: dict[str, Any] = {"__metadata__": {}}
-    chunks, end = [], 0
-    for index, case in enumerate(cases):
-        name = f"call{index}"
-        header["__metadata__"][name] = json.dumps(case["options"])
-        for key, tensor in case["tensors"].items():
-            data = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-            header[f"{name}/{key}"] = {
-                "dtype": _NAMES[tensor.dtype],
-                "shape": list(tensor.shape),
-                "data_offsets": [end, end + len(data)],
-            }
-            chunks.append(data)
-            end += len(data)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(f"{path}.part", "wb") as file:
-        file.write(struct.pack("<Q", len(text)))
-        file.write(text)
-        file.writelines(chunks)
-    os.replace(f"{path}.part", path)
+def _write(path: str | os.PathLike[str], cases: list[dict[str, Any]]) -> None:
+    tensors = {f"call{n}/{name}": x for n, case in enumerate(cases) for name, x in case["tensors"].items()}
+    _safetensors.write(path, tensors, {f"call{n}": json.dumps(case["options"]) for n, case in enumerate(cases)})
 
 
-def _sdpa_options(call: dict[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    options = {"layout": "bhsd", "scale": call["scale"], "dropout_p": call["dropout_p"]}
-    if call["is_causal"]:
-        options["causal"] = "top_left"
-    return options, {} if call["attn_mask"] is None else {"bias": call["attn_mask"]}
+class _Recorder:
+    """One function's calls, appended to `recorded` until it holds `limit`."""
 
+    def __init__(self, target: Target, recorded: list[dict[str, Any]], limit: int) -> None:
+        self.original = getattr(target.module, target.name)
+        self.target, self.recorded, self.limit = target, recorded, limit
 
-def _flash_options(call: dict[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    options = {
-        "layout": "bshd",
-        "scale": call.get("softmax_scale"),
-        "dropout_p": call.get("dropout_p", 0.0),
-        "softcap": call.get("softcap", 0.0),
-        "window": list(call.get("window_size", (-1, -1))),
-    }
-    if call.get("causal"):
-        options["causal"] = "bottom_right"
-    slopes = call.get("alibi_slopes")
-    return options, {} if slopes is None else {"alibi_slopes": slopes}
+    def wrapped(self) -> Callable:
+        """What stands in the function's place."""
 
+        @functools.wraps(self.original)
+        def recording(*args: Any, **kwargs: Any) -> Any:
+            return self._call(args, kwargs)
 
-def _targets() -> list[tuple[Any, str, Callable]]:
-    found = [(torch.nn.functional, "scaled_dot_product_attention", _sdpa_options)]
-    with contextlib.suppress(ImportError):
-        import flash_attn
+        return recording
 
-        found.append((flash_attn, "flash_attn_func", _flash_options))
-    return found
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(self.recorded) >= self.limit:
+            return self.original(*args, **kwargs)
+        bound = self.target.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        call = dict(bound.arguments)
+        described = self.target.describe(call)
+        if described is None:
+            warnings.warn(
+                f"a call of {self.target.name} is not recorded: its score_mod does more than add to the scores",
+                stacklevel=3,
+            )
+            return self.original(*args, **kwargs)
+        options, extra = described
+        case: dict[str, Any] = {
+            "options": {name: value for name, value in options.items() if value is not None},
+            "tensors": {},
+        }
+        result = self._run(case, call, extra)
+        self.recorded.append(case)
+        return result
 
+    def _run(self, case: dict[str, Any], call: dict[str, Any], extra: dict[str, torch.Tensor]) -> Any:
+        kept, options = case["tensors"], case["options"]
 
-# Its Python signature is not to be had from a builtin.
-def _sdpa_signature(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    pass
+        def save(name: str, tensor: torch.Tensor) -> None:
+            kept[name] = tensor.detach().to("cpu", copy=True)
+
+        names = list(self.target.signature.parameters)[:3]
+        inputs = {}
+        for short, name in zip("qkv", names):
+            tensor = call[name]
+            save(short, tensor)
+            if tensor.requires_grad and torch.is_grad_enabled():
+                tensor = _Tap.apply(tensor, functools.partial(save, f"d{short}"))
+            inputs[name] = tensor
+        for name, tensor in extra.items():
+            save(name, tensor)
+        rest = {name: value for name, value in call.items() if name not in names}
+        state = rng_state(call[names[0]].device) if options.get("dropout_p") else None
+        result = self.original(*inputs.values(), **rest)
+        if state is not None:
+            save("keep", keep_mask(self.original, call, names, state, options.get("layout", "bhsd")))
+        several = isinstance(result, tuple)
+        out = result[0] if several else result
+        save("out", out)
+        # Beside out, a function may give its row statistics.
+        q = call[names[0]]
+        heads_first = options.get("layout", "bhsd") == "bhsd"
+        statistics = q.shape[:-1] if heads_first else (q.shape[0], q.shape[2], q.shape[1])
+        if several and isinstance(result[1], torch.Tensor) and result[1].shape == torch.Size(statistics):
+            save("lse", result[1])
+        if out.requires_grad:
+            out.register_hook(functools.partial(save, "dout"))
+        return result
 
 
 @contextlib.contextmanager
@@ -120,63 +133,22 @@ def capture(
       path: the safetensors file, with a case "call0", "call1", ... for each call.
       calls: how many to record; later calls run as ever.
       function: (module, name) of another function whose first arguments are q, k, v and which gives out or a tuple
-        that begins with it; without it, torch.nn.functional.scaled_dot_product_attention and
-        flash_attn.flash_attn_func, where a model looks them up by module and name.
+        that begins with it; without it, torch.nn.functional.scaled_dot_product_attention,
+        torch.nn.attention.flex_attention.flex_attention and flash_attn.flash_attn_func, where a model looks them up
+        by module and name.
       options: of `function`, as fa2_cpu.verify takes them.
-    Calls with dropout are not recorded, since their mask is unknown. Yields the list of recorded cases.
+    With dropout the mask is recorded too: further calls with the same random numbers, one for every D keys, show it.
+    flex_attention's mask and what its score_mod adds are recorded as a bias; a call whose score_mod does anything else
+    is not recorded, with a warning. Yields the list of recorded cases.
     """
     recorded: list[dict[str, Any]] = []
-
-    def wrap(original: Callable, options_of: Callable) -> Callable:
-        builtin = original is torch.nn.functional.scaled_dot_product_attention
-        signature = inspect.signature(_sdpa_signature if builtin else original)
-
-        @functools.wraps(original)
-        def recording(*args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            described, extra = options_of(dict(bound.arguments))
-            if len(recorded) >= calls or described.get("dropout_p"):
-                return original(*args, **kwargs)
-            described = {name: value for name, value in described.items() if value is not None}
-            names = list(signature.parameters)[:3]
-            case: dict[str, Any] = {"options": described, "tensors": {}}
-            keep = case["tensors"]
-
-            def save(name: str, tensor: torch.Tensor) -> None:
-                keep[name] = tensor.detach().to("cpu", copy=True)
-
-            inputs = {}
-            for short, name in zip("qkv", names):
-                tensor = bound.arguments[name]
-                save(short, tensor)
-                if tensor.requires_grad and torch.is_grad_enabled():
-                    tensor = _Tap.apply(tensor, functools.partial(save, f"d{short}"))
-                inputs[name] = tensor
-            for name, tensor in extra.items():
-                save(name, tensor)
-            call = {**bound.arguments, **inputs}
-            positional = [call.pop(name) for name in names]
-            result = original(*positional, **call)
-            out = result[0] if isinstance(result, tuple) else result
-            save("out", out)
-            if out.requires_grad:
-                out.register_hook(functools.partial(save, "dout"))
-            recorded.append(case)
-            return result
-
-        return recording
-
-    if function is not None:
-        targets = [(*function, lambda call: (dict(options or {}), {}))]
-    else:
-        targets = _targets()
-    originals = [(module, name, getattr(module, name)) for module, name, _ in targets]
+    wanted = targets() if function is None else [named_function(*function, dict(options or {}))]
+    recorders = [_Recorder(target, recorded, calls) for target in wanted]
     try:
-        for (module, name, options_of), (_, _, original) in zip(targets, originals):
-            setattr(module, name, wrap(original, options_of))
+        for recorder in recorders:
+            setattr(recorder.target.module, recorder.target.name, recorder.wrapped())
         yield recorded
     finally:
-        for module, name, original in originals:
-            setattr(module, name, original)
-    _write(os.fspath(path), recorded)
+        for recorder in recorders:
+            setattr(recorder.target.module, recorder.target.name, recorder.original)
+    _write(path, recorded)
