@@ -112,8 +112,9 @@ class _Recorder:
         q = call[names[0]]
         heads_first = options.get("layout", "bhsd") == "bhsd"
         statistics = q.shape[:-1] if heads_first else (q.shape[0], q.shape[2], q.shape[1])
-        if several and isinstance(result[1], torch.Tensor) and result[1].shape == torch.Size(statistics):
-            save("lse", result[1])
+        lse = getattr(result[1], "lse", result[1]) if several else None
+        if isinstance(lse, torch.Tensor) and lse.shape == torch.Size(statistics):
+            save("lse", lse)
         if out.requires_grad:
             out.register_hook(functools.partial(save, "dout"))
         return result

@@ -165,11 +165,13 @@ def test_capture_of_flex_attention(tmp_path):
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
     path = tmp_path / "run.safetensors"
     q, k, v = (torch.randn(1, 2, n, 16) for n in (128, 256, 256))
+    # PyTorch 2.9 and newer ask for it in another way.
+    lse = {"return_aux": flex.AuxRequest(lse=True)} if hasattr(flex, "AuxRequest") else {"return_lse": True}
     causal = flex.create_block_mask(lambda b, h, i, j: i + 128 >= j, None, None, 128, 256, device="cpu")
 
     def run():
         flex.flex_attention(q, k, v, block_mask=causal, scale=0.3)
-        flex.flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s - 0.1 * (i - j).abs(), return_lse=True)
+        flex.flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s - 0.1 * (i - j).abs(), **lse)
         with pytest.warns(UserWarning, match="score_mod"):
             flex.flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: torch.tanh(s))
 

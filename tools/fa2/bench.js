@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The page of `fa2 bench --html`: limits, cases, roofline, rates over length, scaling.
-const share = (x) => x === null ? "–" : `${(100 * x).toFixed(0)}%`;
+const share = (x) => x === null ? "–" : `${(100 * x).toFixed(x < 0.1 ? 1 : 0)}%`;
 
 // The case's name without its parts of these kinds.
 const without = (name, pattern) => name.split("/").filter((part) => !pattern.test(part)).join("/");
@@ -16,8 +16,7 @@ function grouped(pattern, coordinate, least) {
     .filter((s) => new Set(s.points.map((p) => p[0])).size >= least);
 }
 
-function roofline() {
-  const threads = Math.max(...data.cases.map((c) => c.threads));
+function roofline(threads) {
   const cases = data.cases.filter((c) => c.threads === threads);
   const intensities = cases.map((c) => c.flops_per_byte);
   const memory = data.machine.memory.find((m) => m.threads === threads);
@@ -42,7 +41,8 @@ const parts = [element("h1", {}, "fa2 bench"),
   element("h2", {}, "Cases"),
   table(["case", "GFLOP/s", "of the peak", "of the limit", "FLOP / byte", "workspace"], data.cases.map((c) => [c.name,
     number(c.gflops, 4), share(c.peak_share), share(c.limit_share), number(c.flops_per_byte), `${number(c.workspace_bytes / 1e6)} MB`])),
-  element("h2", {}, "Roofline"), roofline()];
+  element("h2", {}, "Roofline"),
+  ...[...new Set(data.cases.map((c) => c.threads))].sort((a, b) => a - b).map(roofline)];
 const lengths = grouped(/^N\d/, (c) => c.keys, 2);
 if (lengths.length > 0) {
   parts.push(element("h2", {}, "Over the length"), chart(lengths, {x: "N", y: "GFLOP/s", caption: "Rates over the sequence length."}));

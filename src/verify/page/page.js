@@ -56,7 +56,8 @@ function chart(series, options) {
   const step = Math.ceil(ticks.length / 8);
   ticks.forEach((value, i) => {
     if (i % step === 0) {
-      root.append(svg("text", {x: x(value), y: height - bottom + 18, "text-anchor": "middle"}, number(value, 2)));
+      const anchor = x(value) > width - 40 ? "end" : "middle";
+      root.append(svg("text", {x: x(value), y: height - bottom + 18, "text-anchor": anchor}, number(value, 6)));
     }
   });
   root.append(svg("text", {x: width - right, y: height - 6, "text-anchor": "end"}, options.x));
