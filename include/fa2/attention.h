@@ -92,7 +92,7 @@ struct AttentionOptions {
   // where u = x * 2^-32 + 2^-33 in f32 and x is 32-bit output number
   // philox_offset + ((b * Hq + h) * Mq + i) * Mk + j of Philox4x32-10 (Salmon
   // et al. 2011) with key philox_seed. Mq and Mk are Nq and Nk, or the greatest
-  // lengths where lengths vary.
+  // lengths where lengths vary, unless max_seqlen_q and max_seqlen_k say more.
   double dropout_p = 0.0;
   uint64_t philox_seed = 0;
   uint64_t philox_offset = 0;
@@ -102,7 +102,9 @@ struct AttentionOptions {
   ConstTensorView cu_seqlens_q;
   ConstTensorView cu_seqlens_k;
 
-  // Mq and Mk above where lengths vary; 0: the longest sequence.
+  // Mq and Mk above; 0: the longest sequence. A call for a part of an attention
+  // draws the whole's mask with the whole's extents, and philox_offset moved on
+  // by the number of its first element.
   int64_t max_seqlen_q = 0;
   int64_t max_seqlen_k = 0;
 

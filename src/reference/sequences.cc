@@ -22,6 +22,12 @@ Place StatisticPlace(const ConstTensorView& view, const Sequences& sequences,
   return {0, sequence.q_begin + i};
 }
 
+// Replaces the longest lengths, by which dropout counts, by those given.
+void UseGivenExtents(const AttentionOptions& options, Sequences* sequences) {
+  if (options.max_seqlen_q > 0) sequences->max_q = options.max_seqlen_q;
+  if (options.max_seqlen_k > 0) sequences->max_k = options.max_seqlen_k;
+}
+
 }  // namespace
 
 Sequences SequencesOf(const ConstTensorView& q, const ConstTensorView& k,
@@ -34,6 +40,7 @@ Sequences SequencesOf(const ConstTensorView& q, const ConstTensorView& k,
     for (int64_t b = 0; b < q.sizes[0]; ++b) {
       sequences.list.push_back({b, b, 0, 0, q.sizes[2], k.sizes[2]});
     }
+    UseGivenExtents(options, &sequences);
     return sequences;
   }
   const auto prefix = [](const ConstTensorView& cu, int64_t n) {
@@ -49,8 +56,7 @@ Sequences SequencesOf(const ConstTensorView& q, const ConstTensorView& k,
     sequences.max_q = std::max(sequences.max_q, nq);
     sequences.max_k = std::max(sequences.max_k, nk);
   }
-  if (options.max_seqlen_q > 0) sequences.max_q = options.max_seqlen_q;
-  if (options.max_seqlen_k > 0) sequences.max_k = options.max_seqlen_k;
+  UseGivenExtents(options, &sequences);
   return sequences;
 }
 

@@ -125,10 +125,12 @@ void MakeOptions(const AttentionCase& c, const Shape& shape, Random& random,
     inputs->cu_seqlens_k = MakePrefixSums(c.prefix_dtype, c.lengths_k);
     options.cu_seqlens_q = inputs->cu_seqlens_q.view;
     options.cu_seqlens_k = inputs->cu_seqlens_k.view;
-    if (c.spare_max_seqlen > 0) {
-      options.max_seqlen_q = Longest(c.lengths_q) + c.spare_max_seqlen;
-      options.max_seqlen_k = Longest(c.lengths_k) + c.spare_max_seqlen;
-    }
+  }
+  if (c.spare_max_seqlen > 0) {
+    options.max_seqlen_q =
+        (c.varlen() ? Longest(c.lengths_q) : c.nq) + c.spare_max_seqlen;
+    options.max_seqlen_k =
+        (c.varlen() ? Longest(c.lengths_k) : c.nk) + c.spare_max_seqlen;
   }
 }
 

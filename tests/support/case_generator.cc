@@ -106,6 +106,7 @@ void DrawExtras(Random& r, bool large, AttentionCase* c) {
     c->dropout_p = r.Pick<double>({0.1, 0.3, 0.5, 0.9});
     c->philox_seed = r.Bits();
     c->philox_offset = r.Chance(0.5) ? r.Bits() >> 8 : r.Bits() % 16;
+    if (!c->varlen() && r.Chance(0.3)) c->spare_max_seqlen = r.Integer(1, 9);
   }
   if (r.Chance(0.2)) c->softcap = r.Uniform(1.0, 30.0);
   if (r.Chance(0.2)) {

@@ -61,6 +61,26 @@ Status CheckPrefixSums(const NamedView& tensor, int64_t total,
   return Status::Ok();
 }
 
+// Replaces the longest lengths, by which dropout counts, by those given.
+Status ApplyGivenExtents(Problem* p) {
+  const AttentionOptions& o = p->options;
+  for (const auto& [name, given, longest] :
+       {std::tuple<const char*, int64_t, int64_t*>{"max_seqlen_q",
+                                                   o.max_seqlen_q, &p->max_nq},
+        std::tuple<const char*, int64_t, int64_t*>{
+            "max_seqlen_k", o.max_seqlen_k, &p->max_nk}}) {
+    if (given == 0) continue;
+    if (given < *longest) {
+      return Status::InvalidArgument(
+          std::string(name) + " is " + std::to_string(given) +
+          "; it must be 0 or at least the longest sequence, " +
+          std::to_string(*longest));
+    }
+    *longest = given;
+  }
+  return Status::Ok();
+}
+
 }  // namespace
 
 Status FindSequences(Problem* p) {
@@ -73,7 +93,7 @@ Status FindSequences(Problem* p) {
     for (int64_t b = 0; b < p->q.sizes[0]; ++b) {
       p->sequences.push_back({b, 0, 0, Mask(o, p->max_nq, p->max_nk)});
     }
-    return Status::Ok();
+    return ApplyGivenExtents(p);
   }
   if (o.cu_seqlens_q.given() != o.cu_seqlens_k.given()) {
     return Status::InvalidArgument(
@@ -113,21 +133,7 @@ Status FindSequences(Problem* p) {
     p->max_nk = std::max(p->max_nk, nk);
     p->sequences.push_back({0, q_begin, k_begin, Mask(o, nq, nk)});
   }
-  for (const auto& [name, given, longest] :
-       {std::tuple<const char*, int64_t, int64_t*>{"max_seqlen_q",
-                                                   o.max_seqlen_q, &p->max_nq},
-        std::tuple<const char*, int64_t, int64_t*>{
-            "max_seqlen_k", o.max_seqlen_k, &p->max_nk}}) {
-    if (given == 0) continue;
-    if (given < *longest) {
-      return Status::InvalidArgument(
-          std::string(name) + " is " + std::to_string(given) +
-          "; it must be 0 or at least the longest sequence, " +
-          std::to_string(*longest));
-    }
-    *longest = given;
-  }
-  return Status::Ok();
+  return ApplyGivenExtents(p);
 }
 
 }  // namespace fa2::attention
