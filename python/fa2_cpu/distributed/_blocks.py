@@ -54,11 +54,11 @@ def _parts(tile: Tile, scores: Scores, batch: int, chunk: bool) -> list[Part]:
     """Calls of a tile. Dropout counts batches and heads of the whole: where a call has a part of the heads only,
     the number of its first element says it for one batch at a time."""
     dropout = scores.philox is not None
-    some_heads = len(scores.runs) > 1 or scores.runs[0].queries != scores.all_heads
+    some_heads = any(run.queries != scores.all_heads for run in scores.runs)
     batches = [slice(b, b + 1) for b in range(batch)] if dropout and some_heads else [slice(0, batch)]
     rows = tile.queries
     if chunk:
-        widest = max(run.queries for run in scores.runs)
+        widest = max((run.queries for run in scores.runs), default=1)
         rows = max(1, _BIAS_BYTES // max(1, 8 * widest * tile.keys * batch))
     pieces = [tile] if rows >= tile.queries else [
         tile.rows(first, min(tile.queries, first + rows)) for first in range(0, tile.queries, rows)

@@ -157,13 +157,13 @@ def agree(call: Call, team: Team) -> Agreed:
                11: "window's left", 12: "window's right", 18: "precision", 19: "max_seqlen_q", 20: "max_seqlen_k",
                27: "the number of keys of bias", 28: "the number of heads of bias", 31: "method", 32: "shards",
                33: "the batch of bias"}  # fmt: skip
+    same(table, 25, "bias", lambda x: "absent" if x < 0 else f"{'bool' if x == 9 else FLOATS[x]}")
     for column, name in numbers.items():
         same(table, column, name, show.get(column, lambda x: x))
     for column, name in ((9, "scale"), (13, "softcap"), (14, "dropout_p")):
         same(table, column, name, _float)
     for column, name in ((21, "cu_seqlens_q"), (22, "cu_seqlens_k"), (23, "alibi_slopes"), (24, "sinks")):
         same(table, column, name, lambda x: "absent" if x == 0 else f"a tensor with the digest {x:x}")
-    same(table, 25, "bias", lambda x: "absent" if x < 0 else f"{'bool' if x == 9 else FLOATS[x]}")
     same(table, 30, "which of q, k, v, bias, alibi_slopes, sinks require gradients",
          lambda bits: [n for i, n in enumerate(("q", "k", "v", "bias", "alibi_slopes", "sinks")) if bits >> i & 1])  # fmt: skip
     same(table, 15, "philox", lambda given: "given" if given else "absent")
