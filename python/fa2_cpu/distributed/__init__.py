@@ -14,6 +14,7 @@ Works with any engine of torch.distributed that sends CPU tensors: gloo, MPI. Se
 """
 
 from fa2_cpu.distributed._attention import attention
+from fa2_cpu.distributed._context import context_parallel
 from fa2_cpu.distributed._parts import shard, unshard
 
-__all__ = ["attention", "shard", "unshard"]
+__all__ = ["attention", "context_parallel", "shard", "unshard"]

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""context_parallel: the attention of an unchanged model over the parts of its sequence that ranks hold."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable, Optional
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fa2_cpu.distributed._attention import run
+from fa2_cpu.distributed._options import METHODS, Call
+from fa2_cpu.distributed._parts import _check_shards
+from fa2_cpu.distributed._team import Team, team_of
+from fa2_cpu.torch._sdpa import autocast, refusal
+
+
+class Settings:
+    """What every attention inside the block shares."""
+
+    def __init__(self, team: Team, method: str, shards: str) -> None:
+        self.team, self.method, self.shards = team, method, shards
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        """out of fa2_cpu.distributed.attention."""
+        defaults = dict(
+            bias=None, alibi_slopes=None, sinks=None, cu_seqlens_q=None, cu_seqlens_k=None, philox=None, layout="bhsd",
+            scale=None, causal=None, window=(-1, -1), softcap=0.0, dropout_p=0.0, max_seqlen_q=0, max_seqlen_k=0,
+            precision="torch", method=self.method, shards=self.shards,
+        )  # fmt: skip
+        return run(Call(q=q, k=k, v=v, **{**defaults, **options}), self.team)[0]
+
+
+class _Mode(TorchFunctionMode):
+    """Sees every call of F.scaled_dot_product_attention, however it was imported."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self._settings = settings
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is F.scaled_dot_product_attention:
+            return _sdpa(self._settings, *args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+
+def _sdpa(
+    settings: Settings, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+) -> Tensor:
+    problem = refusal(query, key, value, attn_mask, is_causal)
+    if problem is None and {query.dim(), key.dim(), value.dim()} != {4}:
+        problem = ValueError(
+            f"query, key and value have {query.dim()}, {key.dim()} and {value.dim()} dimensions; under "
+            "context_parallel they must be [B, H, N, D]"
+        )
+    if problem is None and query.shape[1] != key.shape[1] and not enable_gqa:
+        problem = ValueError(f"query has {query.shape[1]} heads and key {key.shape[1]}; they must agree without enable_gqa")
+    if problem is not None:
+        raise problem
+    query, key, value = (autocast(x) for x in (query, key, value))
+    return settings.attention(
+        query, key, value, bias=attn_mask, dropout_p=dropout_p, causal="top_left" if is_causal else None, scale=scale
+    )
+
+
+class context_parallel:  # noqa: N801: used as a function is
+    """Within the block attention is that of the whole sequence, of which each rank's tensors are a part.
+
+        with fa2_cpu.distributed.context_parallel():
+            logits = model(input_ids=fa2_cpu.distributed.shard(input_ids)).logits
+            loss = ...                  # of this rank's rows; shard the labels after shifting them
+        loss.backward()                 # inside the block where gradient checkpointing recomputes
+
+    F.scaled_dot_product_attention, and the attention of transformers models with attn_implementation "sdpa" or "fa2",
+    become fa2_cpu.distributed.attention. Gradients are those of the sum of all ranks' losses; parameters that ranks
+    share need theirs summed (or averaged, as DistributedDataParallel does).
+
+    transformers models get the position_ids of this rank's rows where none are given. An attention mask that hides
+    tokens is refused, as are caches and models whose forward takes no position_ids; cu_seq_lens_q and cu_seq_lens_k
+    (of the whole batch) say where packed documents start.
+
+    Args:
+      group, method, shards: as for attention.
+    """
+
+    def __init__(self, group: Any = None, *, method: str = "auto", shards: str = "zigzag") -> None:
+        if method not in METHODS:
+            raise ValueError(f"method is {method!r}; it must be one of {', '.join(map(repr, METHODS))}")
+        _check_shards(shards)
+        self._settings = Settings(team_of(group), method, shards)
+        self._mode: Optional[_Mode] = None
+        self._undo: list[Callable[[], None]] = []
+
+    def __enter__(self) -> context_parallel:
+        if self._mode is not None:
+            raise RuntimeError("this context_parallel is entered already; make another one")
+        if "transformers" in sys.modules:
+            from fa2_cpu.distributed import _transformers
+
+            self._undo += _transformers.install(self._settings)
+        self._mode = _Mode(self._settings)
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._mode.__exit__(*exception)
+        self._mode = None
+        while self._undo:
+            self._undo.pop()()
