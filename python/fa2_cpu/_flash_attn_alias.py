@@ -27,7 +27,9 @@ def install(source_name: str) -> None:
         raise RuntimeError(
             "another flash_attn is imported already; install_as_flash_attn() must be called before its first import"
         )
-    from fa2_cpu import bert_padding
+    from fa2_cpu import (
+        _flash_attn_cross_entropy, _flash_attn_interface, _flash_attn_rms_norm, _flash_attn_rotary, bert_padding,
+    )  # fmt: skip
 
     source = sys.modules[source_name]
     package = _module("flash_attn", is_package=True)
@@ -37,8 +39,21 @@ def install(source_name: str) -> None:
         if name != "install_as_flash_attn":
             setattr(package, name, getattr(source, name))
             setattr(interface, name, getattr(source, name))
-    package.flash_attn_interface = interface
-    package.bert_padding = bert_padding
-    sys.modules["flash_attn"] = package
-    sys.modules["flash_attn.flash_attn_interface"] = interface
-    sys.modules["flash_attn.bert_padding"] = bert_padding
+    for name in _flash_attn_interface.INTERNALS:
+        setattr(interface, name, getattr(_flash_attn_interface, name))
+    modules = {
+        "flash_attn": package,
+        "flash_attn.flash_attn_interface": interface,
+        "flash_attn.bert_padding": bert_padding,
+        "flash_attn.layers": _module("flash_attn.layers", is_package=True),
+        "flash_attn.layers.rotary": _flash_attn_rotary,
+        "flash_attn.ops": _module("flash_attn.ops", is_package=True),
+        "flash_attn.ops.rms_norm": _flash_attn_rms_norm,
+        "flash_attn.losses": _module("flash_attn.losses", is_package=True),
+        "flash_attn.losses.cross_entropy": _flash_attn_cross_entropy,
+    }
+    for name, module in modules.items():
+        sys.modules[name] = module
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(modules[parent], child, module)

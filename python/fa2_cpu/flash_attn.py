@@ -19,7 +19,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from fa2_cpu import _flash_attn_alias, _flash_attn_probabilities
+from fa2_cpu import _flash_attn_alias, _flash_attn_metadata, _flash_attn_probabilities
 from fa2_cpu._flash_attn_kvcache import flash_attn_with_kvcache
 from fa2_cpu.torch._ops import attention, draw_philox
 
@@ -220,9 +220,18 @@ def flash_attn_varlen_qkvpacked_func(
     )  # fmt: skip
 
 
-def install_as_flash_attn() -> None:
-    """Lets `import flash_attn`, flash_attn.flash_attn_interface and flash_attn.bert_padding find this module.
+def install_as_flash_attn(*, metadata: bool = False) -> None:
+    """Lets `import flash_attn` find this module.
+
+    That is flash_attn itself, flash_attn_interface with the functions below the public ones (_flash_attn_forward and the
+    like), bert_padding, layers.rotary, ops.rms_norm and losses.cross_entropy, as in version 2.8.3.
+
+    Args:
+      metadata: also let importlib.metadata find the distribution flash-attn, and transformers take
+        attn_implementation="flash_attention_2" on a CPU.
 
     Raises RuntimeError where another flash_attn is imported already.
     """
     _flash_attn_alias.install(__name__)
+    if metadata:
+        _flash_attn_metadata.install(__version__)
