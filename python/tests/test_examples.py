@@ -16,7 +16,10 @@ NEEDS = {
     "flash_attn_code": ("torch",),
     "transformers_training": ("torch", "transformers"),
     "jax_training": ("jax",),
+    "long_context": ("torch", "transformers"),
 }
+# torchrun, as a module of the interpreter that runs the tests.
+LAUNCHERS = {"long_context": ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")}
 
 
 def test_every_example_is_run():
@@ -28,4 +31,4 @@ def test_example(name):
     for module in NEEDS[name]:
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
-    subprocess.run([sys.executable, str(EXAMPLES / f"{name}.py")], check=True, timeout=300)
+    subprocess.run([sys.executable, *LAUNCHERS.get(name, ()), str(EXAMPLES / f"{name}.py")], check=True, timeout=300)

@@ -18,3 +18,15 @@ from fa2_cpu.distributed._context import context_parallel
 from fa2_cpu.distributed._parts import shard, unshard
 
 __all__ = ["attention", "context_parallel", "shard", "unshard"]
+
+
+def _register_dtensor() -> None:
+    import importlib.util
+
+    if importlib.util.find_spec("torch.distributed.tensor") is not None:
+        from fa2_cpu.distributed import _dtensor
+
+        _dtensor.register()
+
+
+_register_dtensor()
