@@ -124,7 +124,8 @@ void Backward(nb::handle dout, nb::handle q, nb::handle k, nb::handle v,
               nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
               int64_t max_seqlen_q, int64_t max_seqlen_k,
               const std::string& precision, std::optional<int> num_threads,
-              const std::optional<std::string>& pool, bool reference) {
+              const std::optional<std::string>& pool, bool reference,
+              bool accumulate) {
   const Options options(layout, scale, causal, window, bias, softcap,
                         alibi_slopes, sinks, dropout_p, philox_seed,
                         philox_offset, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
@@ -152,6 +153,8 @@ void Backward(nb::handle dout, nb::handle q, nb::handle k, nb::handle v,
   args.dbias = dbias_array.Leading();
   args.dalibi_slopes = dalibi_slopes_array.PerHead();
   args.dsinks = dsinks_array.PerHead();
+  args.accumulate_dq = args.accumulate_dk = args.accumulate_dv = accumulate;
+  args.accumulate_dbias = accumulate;
   Context* const context = reference ? nullptr : ContextFor(num_threads, pool);
   RunWithoutGil([&] {
     return reference ? AttentionReferenceBackward(args)
@@ -196,9 +199,10 @@ void BindAttention(nb::module_& module) {
              "cu_seqlens_q"_a = nb::none(), "cu_seqlens_k"_a = nb::none(),
              "max_seqlen_q"_a = 0, "max_seqlen_k"_a = 0, "precision"_a = "fast",
              "num_threads"_a = nb::none(), "pool"_a = nb::none(),
-             "reference"_a = false,
+             "reference"_a = false, "accumulate"_a = false,
              "Writes the gradients that are not None (see "
-             "fa2_cpu.attention_backward).");
+             "fa2_cpu.attention_backward); accumulate adds dq, dk, dv and "
+             "dbias to what their arrays hold.");
   module.def("philox_keep_mask", &KeepMask, "keep"_a, "dropout_p"_a, "seed"_a,
              "offset"_a, "Writes the bool array keep.");
 }

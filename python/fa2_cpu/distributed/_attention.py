@@ -155,6 +155,8 @@ def _gradients(ctx, dout: Optional[Tensor], dlse: Optional[Tensor]) -> list[Opti
         if x is None:
             results.append(None)
             continue
+        if like is q or not shares.shared:  # nothing is left to add
+            x = x.to(like.dtype)
         x = exchange.to_rows(x, ranges, number).to(like.dtype)
         results.append(x.transpose(1, 2) if job.layout == "bhsd" else x[0] if job.layout == "thd" else x)
     results.append(_bias_gradient(grads.dbias, ctx.shapes[0], job) if wanted[3] else None)

@@ -157,32 +157,77 @@ def _cut_rows(x: Tensor, part: Part) -> Tensor:
     return x[0] if tile.cu_q is not None else x
 
 
-def forward(tile: Tile, scores: Scores, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> None:
-    """Merges the tile into out [B, rows, H, Dv] and lse [B, H, rows]."""
+class Sums:
+    """out [B, rows, H, Dv] and lse [B, H, rows] as tiles come in; rows that none has written hold nothing yet."""
+
+    def __init__(self, q: Tensor, v: Tensor) -> None:
+        batch, count, heads, _ = q.shape
+        dtype = accumulator(q.dtype)
+        self.out = q.new_empty((batch, count, heads, v.shape[-1]), dtype=dtype)
+        self.lse = q.new_full((batch, heads, count), -torch.inf, dtype=dtype)
+        self._unwritten = [(0, count)]
+
+    def _claim(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Which of the rows nothing has written; they are taken as written from now on."""
+        left, taken = [], []
+        for a, b in self._unwritten:
+            c, d = max(a, first), min(b, last)
+            if c >= d:
+                left.append((a, b))
+                continue
+            taken.append((c, d))
+            left += [piece for piece in ((a, c), (d, b)) if piece[0] < piece[1]]
+        self._unwritten = left
+        return taken
+
+    def fresh(self, first: int, last: int) -> bool:
+        """Whether a tile may write these rows; where some are written and some not, the latter become zero."""
+        taken = self._claim(first, last)
+        if taken == [(first, last)]:
+            return True
+        self._zero(taken)
+        return False
+
+    def _zero(self, ranges: list[tuple[int, int]]) -> None:
+        for a, b in ranges:
+            self.out[:, a:b].zero_()
+
+    def finish(self) -> None:
+        """Rows that see no key are 0."""
+        self._zero(self._unwritten)
+        self._unwritten = []
+
+
+def forward(tile: Tile, scores: Scores, q: Tensor, k: Tensor, v: Tensor, sums: Sums) -> None:
+    """Adds the tile to sums."""
     row_wise = _row_wise(tile, scores, False)
-    for part in _parts(tile, scores, q.shape[0], row_wise):
+    parts = _parts(tile, scores, q.shape[0], row_wise)
+    fresh = sums.fresh(tile.q0, tile.q1)
+    if fresh and row_wise:  # in pieces that may leave rows out
+        sums.out[:, tile.q0 : tile.q1].zero_()
+        fresh = False
+    for part in parts:
         queries, keys, values = _cut(q, part, False), _cut(k, part, True), _cut(v, part, True)
-        into, into_lse = _cut(out, part, False), _cut_rows(lse, part)
-        partial, partial_lse = out.new_empty(into.shape), lse.new_empty(into_lse.shape)
+        into, into_lse = _cut(sums.out, part, False), _cut_rows(sums.lse, part)
+        out, lse = (into, into_lse) if fresh else (into.new_empty(into.shape), into_lse.new_empty(into_lse.shape))
         bias, row_term = _bias(part, scores, q, row_wise)
         with record_function("fa2::distributed block"):
             _core.attention_forward(
-                *map(descriptor, (queries, keys, values, partial, partial_lse)),
-                *_call_options(part, scores, queries, bias),
+                *map(descriptor, (queries, keys, values, out, lse)), *_call_options(part, scores, queries, bias)
             )
         if row_term is not None:
-            partial_lse += row_term
-        _merge(into, into_lse, partial, partial_lse)
+            lse += row_term
+        if not fresh:
+            _merge(into, into_lse, out, lse)
 
 
 def _merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
     """out [..., rows, H, D] and lse [..., H, rows] become those of both."""
     both = torch.logaddexp(lse, other_lse)
-    for x, x_lse in ((out, lse), (other, other_lse)):
-        # exp(−∞ − −∞): rows that have seen no key yet.
-        weight = torch.exp(x_lse - both).masked_fill_(x_lse == -torch.inf, 0.0)
-        x.mul_(weight.transpose(-1, -2).unsqueeze(-1))
-    out.add_(other)
+    # exp(−∞ − −∞): rows that have seen no key yet.
+    weights = [torch.exp(x - both).masked_fill_(x == -torch.inf, 0.0) for x in (lse, other_lse)]
+    mine, others = (w.transpose(-1, -2).unsqueeze(-1) for w in weights)
+    out.mul_(mine).addcmul_(other, others)
     lse.copy_(both)
 
 
@@ -223,22 +268,19 @@ def backward(
         part_lse = _cut_rows(lse, part)
         if row_term is not None:
             part_lse = part_lse - row_term
-        results = [None if x is None else torch.empty(like.shape, dtype=x.dtype)
-                   for x, like in ((grads.dq, queries), (dk, keys), (dv, values))]  # fmt: skip
+        sums = [None if x is None else _cut(x, part, is_key) for x, is_key in ((grads.dq, False), (dk, True), (dv, True))]
         slopes_inside = grads.dslopes is not None and tile.side == 0
         dbias = None
         if grads.dbias is not None or (grads.dslopes is not None and row_wise):
-            dbias = torch.empty(bias.shape, dtype=accumulator(q.dtype))
+            dbias = torch.zeros(bias.shape, dtype=accumulator(q.dtype))
         dslopes = torch.empty(_slopes(part, scores).shape) if slopes_inside else None
         with record_function("fa2::distributed block"):
             _core.attention_backward(
                 *map(descriptor, (_cut(dout, part, False), queries, keys, values)), None, descriptor(part_lse),
                 descriptor(None if dlse is None else _cut_rows(dlse, part)), descriptor(_cut_rows(delta, part)),
-                *map(descriptor, (*results, dbias, dslopes, None)), *_call_options(part, scores, queries, bias),
+                *map(descriptor, (*sums, dbias, dslopes, None)), *_call_options(part, scores, queries, bias),
+                accumulate=True,
             )  # fmt: skip
-        for total, x, is_key in ((grads.dq, results[0], False), (dk, results[1], True), (dv, results[2], True)):
-            if total is not None:
-                _cut(total, part, is_key).add_(x)
         if dslopes is None and grads.dslopes is not None:
             dslopes = _slope_gradient(part, dbias)
         if dslopes is not None:

@@ -40,6 +40,11 @@ class HeadShares:
             (a // per_key, -(-b // per_key)) if a < b else (0, 0) for a, b in self.queries
         ]  # fmt: skip
 
+    @property
+    def shared(self) -> bool:
+        """Whether some key heads are on several ranks."""
+        return any(a[1] > b[0] for a, b in zip(self.keys, self.keys[1:]))
+
     def runs(self, index: int) -> tuple[HeadRun, ...]:
         """The calls that a rank's heads take: one where its query heads share its key heads evenly."""
         (a, b), (c, d) = self.queries[index], self.keys[index]
@@ -101,7 +106,8 @@ class HeadExchange:
             return x
         batch, _, _, depth = x.shape
         own = self._rows[self._circle.index]
-        result = x.new_zeros((batch, own, heads, depth))
+        overlap = any(a[1] > b[0] for a, b in zip(ranges, ranges[1:]))
+        result = (x.new_zeros if overlap else x.new_empty)((batch, own, heads, depth))
 
         def outgoing(n: int) -> Tensor:
             part = x.new_empty((batch, self._rows[n], x.shape[2], depth))
@@ -110,7 +116,8 @@ class HeadExchange:
             return part
 
         def take(n: int, part: Tensor) -> None:
-            result[:, :, slice(*ranges[n])] += part
+            own_heads = result[:, :, slice(*ranges[n])]
+            own_heads.add_(part) if overlap else own_heads.copy_(part)
 
         self._swap(outgoing, lambda n: (batch, own, ranges[n][1] - ranges[n][0], depth), x, take)
         return result

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.profiler import record_function
 
 from fa2_cpu.distributed import _blocks
-from fa2_cpu.distributed._blocks import Gradients, Scores, accumulator
+from fa2_cpu.distributed._blocks import Gradients, Scores, Sums, accumulator
 from fa2_cpu.distributed._shards import Segments, rows
 from fa2_cpu.distributed._team import Circle, Pending
 from fa2_cpu.distributed._tiles import Documents, Mask, Tile, key_rows, moved, tiles_of
@@ -110,16 +110,14 @@ def forward(
     circle: Circle, plan: RingPlan, scores: Scores, q: Tensor, k: Tensor, v: Tensor, sinks: Optional[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """(out in q's dtype [B, rows, H, Dv], lse [B, H, rows])."""
-    batch, count, heads, _ = q.shape
-    dtype = accumulator(q.dtype)
-    out = q.new_zeros((batch, count, heads, v.shape[-1]), dtype=dtype)
-    lse = q.new_full((batch, heads, count), -torch.inf, dtype=dtype)
+    sums = Sums(q, v)
     for step in _steps(circle, plan, k, v):
         for tile in step.tiles:
-            _blocks.forward(tile, scores, q, step.k, step.v, out, lse)
+            _blocks.forward(tile, scores, q, step.k, step.v, sums)
+    sums.finish()
     if sinks is not None:
-        _blocks.add_sinks(out, lse, sinks)
-    return out.to(q.dtype), lse
+        _blocks.add_sinks(sums.out, sums.lse, sinks)
+    return sums.out.to(q.dtype), sums.lse
 
 
 def backward(

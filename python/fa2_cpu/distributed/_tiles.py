@@ -219,6 +219,9 @@ def _bent(tile: Optional[Tile]) -> Iterator[Tile]:
 def _joined(tiles: list[Tile]) -> list[Tile]:
     """Plain tiles over the same keys whose queries follow each other, or over the same queries, as one."""
     result: list[Tile] = []
+    if _is_causal_pair(tiles):
+        first, _, last = tiles
+        return [first._replace(q1=last.q1, k1=last.k1)]
     for tile in tiles:
         for n, other in enumerate(result):
             if not (tile.plain and other.plain and tile.document == other.document):
@@ -231,6 +234,16 @@ def _joined(tiles: list[Tile]) -> list[Tile]:
         else:
             result.append(tile)
     return result
+
+
+def _is_causal_pair(tiles: list[Tile]) -> bool:
+    """Whether the tiles are those of two pieces, one behind the other, on themselves: together again causal."""
+    if len(tiles) != 3 or len({tile.document for tile in tiles}) != 1 or tiles[0].cu_q is not None:
+        return False
+    first, between, last = tiles
+    causal = all(t.core_mask == ("bottom_right", -1, -1) and t.queries == t.keys for t in (first, last))
+    behind = first.q1 == last.q0 and first.k1 == last.k0
+    return causal and behind and between.plain and between[:4] == (last.q0, last.q1, first.k0, first.k1)
 
 
 def key_rows(tiles: list[Tile], keys: Segments) -> Segments:
