@@ -159,12 +159,14 @@ def worker(arguments: argparse.Namespace) -> None:
             return time.perf_counter() - start
 
         seconds = call()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            if arguments.profile:
-                seconds = call()
-        waits = [e.cpu_time_total / 1e6 for e in profile.key_averages() if e.key == "fa2::distributed wait"]
+        waited = 0.0
+        if arguments.profile:
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+                call()
+            waits = [e.cpu_time_total for e in profile.key_averages() if e.key == "fa2::distributed wait"]
+            waited = sum(waits) / 1e6
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps(dict(seconds=seconds, wait=sum(waits), memory=memory)), flush=True)
+        print(json.dumps(dict(seconds=seconds, wait=waited, memory=memory)), flush=True)
 
 
 def _link(dist: Any, torch: Any, rank: int, world: int) -> dict[str, float]:

@@ -71,7 +71,7 @@ def attention(
         "high"; for other dtypes "fast".
       philox: int64 [2], seed and offset; drawn from PyTorch's generator when dropout_p > 0 and none is
         given.
-      max_seqlen_q, max_seqlen_k: the extents by which varlen dropout counts its random numbers (0: the
+      max_seqlen_q, max_seqlen_k: the extents by which dropout counts its random numbers (0: the
         longest sequence).
 
     Returns:
