@@ -12,7 +12,9 @@ given) on one sequence of random tokens. Three ways to run the same model take t
 
 Printed for each: the median of the steps' times with the least and the greatest, tokens per second, the ratio to
 sdpa, the peak memory of a process of its own that runs nothing but this (--no-memory leaves it out), and where the
-time goes by PyTorch's profiler. --json writes the same with all times, and with the machine and the versions.
+time goes by PyTorch's profiler. --json writes the same with all times, and with the machine and the versions; a file of
+the same machine, versions and build of fa2 is added to, so that a run can come in pieces, and another one is refused.
+scripts/step_results.py makes docs/training_steps.md from such files.
 """
 
 from __future__ import annotations
@@ -20,8 +22,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import datetime
+import hashlib
 import json
 import os
+import pathlib
 import platform
 import statistics
 import subprocess
@@ -197,7 +202,15 @@ def report(case: Case, result: dict[str, Any]) -> None:
         print(f"{name:14}{times:>30}{row['tokens_per_second']:12.0f}{row['speedup']:10.2f}{peak:>10}  {shares}")
 
 
-def machine() -> dict[str, Any]:
+def revision() -> str:
+    """Of the tree that this script is in."""
+    command = ["git", "-C", str(pathlib.Path(__file__).parent), "describe", "--always", "--dirty", "--match", "v*"]
+    with contextlib.suppress(OSError):
+        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout.strip()
+    return ""
+
+
+def machine(name: str | None, commit: str | None) -> dict[str, Any]:
     import transformers
 
     import fa2_cpu
@@ -207,14 +220,27 @@ def machine() -> dict[str, Any]:
         with open("/proc/cpuinfo") as lines:
             cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
     info = {key: value for key, value in fa2_cpu.info().items() if key in ("version", "target", "engine")}
+    info["build"] = hashlib.sha256(pathlib.Path(fa2_cpu._core.__file__).read_bytes()).hexdigest()[:12]
+    info["commit"] = commit or revision() or "unknown"
     return {
-        "cpu": cpu,
+        "cpu": name or cpu,
         "cores": len(os.sched_getaffinity(0)),
+        "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "fa2": info,
     }
+
+
+def load_earlier(path: pathlib.Path | None, description: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the file holds of this machine and build; those of others are not added to."""
+    if path is None or not path.is_file():
+        return []
+    earlier = json.loads(path.read_text())
+    if earlier["machine"] != description:
+        sys.exit(f"{path} is of another machine, version, build or day ({earlier['machine']}): choose another --json")
+    return earlier["results"]
 
 
 def parse() -> argparse.Namespace:
@@ -230,7 +256,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--vocab", type=int, default=32000)
     parser.add_argument("--rounds", type=int, default=5, help="steps of each variant that are counted")
     parser.add_argument("--no-memory", action="store_true")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE", type=pathlib.Path)
+    parser.add_argument("--cpu-name", help="default: from /proc/cpuinfo")
+    parser.add_argument("--commit", help="of the fa2 that is measured (default: git describe, here)")
     parser.add_argument("--alone", choices=VARIANTS, help=argparse.SUPPRESS)
     parser.add_argument("--case", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -241,9 +269,9 @@ def main() -> None:
     if arguments.alone:
         run_alone(Case(**json.loads(arguments.case)), arguments.alone)
         return
-    description = machine()
+    description = machine(arguments.cpu_name, arguments.commit)
     print(", ".join(f"{key} {value}" for key, value in description.items()))
-    results = []
+    results = load_earlier(arguments.json, description)
     for threads in arguments.threads:
         for dtype in arguments.dtype:
             for window in arguments.window:
@@ -254,9 +282,10 @@ def main() -> None:
                     )  # fmt: skip
                     results.append(measure(case, arguments.rounds, not arguments.no_memory))
                     report(case, results[-1])
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump({"machine": description, "results": results}, file, indent=1)
+                    if arguments.json:
+                        arguments.json.write_text(
+                            json.dumps({"machine": description, "results": results}, indent=1) + "\n"
+                        )
 
 
 if __name__ == "__main__":

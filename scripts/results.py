@@ -226,10 +226,10 @@ def chart_series(result):
     return series
 
 
-def fill(path, name, text):
+def fill(path, name, text, script="scripts/results.py"):
     """What path holds with the part between its markers replaced."""
     page = path.read_text(encoding="utf-8")
-    begin, end = f"<!-- {name}: written by scripts/results.py -->\n", f"<!-- end of {name} -->"
+    begin, end = f"<!-- {name}: written by {script} -->\n", f"<!-- end of {name} -->"
     if begin not in page or end not in page:
         sys.exit(f"{path} lacks the markers of {name!r}")
     before, rest = page.split(begin)

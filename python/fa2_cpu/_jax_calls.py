@@ -146,7 +146,7 @@ def _forward_of(options: Options):
         results = call(*tensors, _merge_bias(size, mapped[3], bias, batch, whole=False))
         return tuple(_split(size, x) for x in results), (True, True)
 
-    return jax.jit(call)
+    return call
 
 
 @functools.lru_cache(maxsize=None)
@@ -167,7 +167,7 @@ def _backward_of(options: Options, want_dbias: bool):
             grads[3] = grads[3].sum(1, keepdims=True)
         return tuple(grads), (True,) * len(grads)
 
-    return jax.jit(call)
+    return call
 
 
 def forward(options: Options, q: Array, k: Array, v: Array, bias: Optional[Array]) -> tuple[Array, Array]:

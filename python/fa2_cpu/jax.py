@@ -50,6 +50,9 @@ def _backward_rule(options: _Options, saved, cotangents):
 
 _attention.defvjp(_forward_rule, _backward_rule)
 
+# Outside of jit JAX would go through the rules above in Python, call by call: some 0.4 ms.
+_compiled_attention = jax.jit(_attention, static_argnums=0)
+
 
 def _four_dimensions(name: str, x: Optional[Array]) -> Optional[Array]:
     if x is None:
@@ -154,11 +157,13 @@ def dot_product_attention(
         1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale), bool(is_causal),
         (int(window[0]), int(window[1])),
     )  # fmt: skip
-    out, lse = _attention(options, q, k, v, combined)
-    lse = lse.transpose(0, 2, 1)
+    out, lse = _compiled_attention(options, q, k, v, combined)
     if query_seq_lengths is not None:
         inside = jnp.arange(queries)[None, :] < jnp.asarray(query_seq_lengths)[:, None]
         out = jnp.where(inside[:, :, None, None], out, 0)
     if not batched:
-        out, lse = out[0], lse[0]
-    return (out, lse) if return_residual else out
+        out = out[0]
+    if not return_residual:
+        return out
+    lse = lse.transpose(0, 2, 1)
+    return out, lse if batched else lse[0]
