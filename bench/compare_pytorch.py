@@ -43,7 +43,7 @@ import sys
 import time
 
 from pytorch_cases import CORES, SUITES, Case, suite_cases
-from pytorch_report import save
+from pytorch_report import save, save_rows
 from pytorch_sides import Attention, Fa2Bench, Inputs, Jax, difference
 
 # (seconds a side and round, seconds a case, rounds at most). A call of the shapes takes microseconds, or some
@@ -221,8 +221,8 @@ def main():
         print(f"[{index + 1}/{len(jobs)}] {case.name}{after}: fa2 {row['fa2_ms']:.3f} ms, PyTorch "
               f"{row['pytorch_ms']:.3f} ms, {row['speedup']:.2f}x "
               f"({row['speedup_low']:.2f}-{row['speedup_high']:.2f}){apart}", flush=True)
-        save(report, options.out, plot=False)
-    print(save(report, options.out, plot=True))
+        save_rows(report, options.out)
+    print(save(report, options.out))
     print(f"Saved {options.out}.json, .md and, with matplotlib, .png")
 
 

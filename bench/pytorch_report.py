@@ -88,13 +88,18 @@ def plot_speedups(report, path):
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
-def save(report, out, plot):
-    """Writes OUT.json, OUT.md and OUT.png; returns the text of OUT.md."""
+def save_rows(report, out):
+    """Writes OUT.json."""
     out.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def save(report, out):
+    """Writes OUT.json, OUT.md and OUT.png; returns the text of OUT.md."""
+    save_rows(report, out)
     shapes = report["suite"] == "shapes"
     text = shapes_markdown(report) if shapes else markdown(report)
     out.with_suffix(".md").write_text(text, encoding="utf-8")
-    if plot and report["rows"]:
+    if report["rows"]:
         try:
             import matplotlib
             matplotlib.use("Agg")
