@@ -74,7 +74,9 @@ struct ContextInfo {
 // Thread-safe: calls from several threads may share one context; each takes a
 // workspace of its own from the context, which keeps it for the next call.
 // After fork() the child may go on using it. Results do not depend on the
-// number of threads or the pool. Where fewer threads come than num_threads,
+// number of threads or the pool, nor on the rounding mode, flushing of
+// subnormal numbers or traps that a thread has set, and leave these and the
+// flags of exceptions as they are. Where fewer threads come than num_threads,
 // because the system refuses more, or because the call comes from within an
 // OpenMP parallel region, those that there are do the work.
 class FA2_EXPORT Context {

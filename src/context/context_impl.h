@@ -11,6 +11,7 @@
 
 #include "fa2/context.h"
 #include "src/checks/guard.h"
+#include "src/platform/float_environment.h"
 #include "src/simd/engines.h"
 #include "src/threading/pool.h"
 #include "src/threading/workspace.h"
@@ -45,10 +46,12 @@ class Context::Impl {
 Status ResolveContext(Context* given, Context** context);
 
 // Runs call(context) on the given or the default context, guarded: running out
-// of memory anywhere inside becomes a status.
+// of memory anywhere inside becomes a status, and the caller's floating-point
+// settings count for nothing.
 template <class Call>
 Status WithContext(Context* given, const Call& call) {
   return checks::Guarded([&]() -> Status {
+    const platform::DefaultFloatEnvironment floats;
     Context* context = nullptr;
     if (Status status = ResolveContext(given, &context); !status.ok()) {
       return status;

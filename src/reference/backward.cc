@@ -8,6 +8,7 @@
 
 #include "fa2/reference.h"
 #include "src/checks/guard.h"
+#include "src/platform/float_environment.h"
 #include "src/reference/check.h"
 #include "src/reference/scores.h"
 #include "src/reference/sequences.h"
@@ -184,7 +185,10 @@ Status Backward(const AttentionBackwardArgs& args) {
 }  // namespace
 
 Status AttentionReferenceBackward(const AttentionBackwardArgs& args) {
-  return checks::Guarded([&] { return Backward(args); });
+  return checks::Guarded([&] {
+    const platform::DefaultFloatEnvironment floats;
+    return Backward(args);
+  });
 }
 
 }  // namespace fa2

@@ -9,6 +9,7 @@
 
 #include "fa2/reference.h"
 #include "src/checks/guard.h"
+#include "src/platform/float_environment.h"
 #include "src/reference/check.h"
 #include "src/reference/scores.h"
 #include "src/reference/sequences.h"
@@ -98,7 +99,10 @@ Status Forward(const AttentionForwardArgs& args) {
 }  // namespace
 
 Status AttentionReferenceForward(const AttentionForwardArgs& args) {
-  return checks::Guarded([&] { return Forward(args); });
+  return checks::Guarded([&] {
+    const platform::DefaultFloatEnvironment floats;
+    return Forward(args);
+  });
 }
 
 }  // namespace fa2

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <exception>
 
+#include "src/platform/float_environment.h"
+
 namespace fa2::threading {
 namespace {
 
@@ -54,7 +56,10 @@ void Pool::Run(int64_t items, Function function, const void* body) const {
   Loop loop{function, body, items, {}, {}};
   RunWorkers(
       workers,
-      [](void* l, int worker) { static_cast<Loop*>(l)->TakeItems(worker); },
+      [](void* l, int worker) {
+        const platform::DefaultFloatEnvironment floats;
+        static_cast<Loop*>(l)->TakeItems(worker);
+      },
       &loop);
   loop.TakeItems(0);  // if nobody came
   loop.error.Rethrow();
@@ -88,7 +93,11 @@ void Pool::RunTogether(int threads, TeamFunction function,
   };
   Call call{Team(threads, 0), function, work, {}, {}};
   RunWorkers(
-      threads, [](void* c, int worker) { static_cast<Call*>(c)->Join(worker); },
+      threads,
+      [](void* c, int worker) {
+        const platform::DefaultFloatEnvironment floats;
+        static_cast<Call*>(c)->Join(worker);
+      },
       &call);
   if (!call.led.load()) call.Join(0);
   call.error.Rethrow();
