@@ -156,13 +156,11 @@ struct Results {
 
 Results MakeResults(const Problem& p) {
   const Sizes sizes = {1, 1, Problem::kRows, Problem::kDim};
-  return {MakeOutputs(p.attention, p.inputs),
-          MakeOutputs(p.attention, p.inputs),
-          MakeTensor(DType::kF32, sizes),
-          MakeTensor(DType::kF32, sizes),
-          MakeTensor(DType::kF32, sizes),
-          MakeTensor(DType::kF32, {1, 1, 1, 1}),
-          MakeTensor(DType::kF32, sizes)};
+  return {
+      MakeOutputs(p.attention, p.inputs), MakeOutputs(p.attention, p.inputs),
+      MakeTensor(DType::kF32, sizes),     MakeTensor(DType::kF32, sizes),
+      MakeTensor(DType::kF32, sizes),     MakeTensor(DType::kF32, {1, 1, 1, 1}),
+      MakeTensor(DType::kF32, sizes)};
 }
 
 // The statuses, in order. Nothing but calls of fa2, since it may run with any
@@ -193,11 +191,13 @@ std::vector<Status> Calls(const Problem& p, const Results& r,
 
 void ExpectSame(const Results& a, const Results& b) {
   const auto list = [](const Results& r) {
-    return std::vector<const Tensor*>{
-        &r.attention.out, &r.attention.lse, &r.attention.dq, &r.attention.dk,
-        &r.attention.dv,  &r.reference.out, &r.reference.dq, &r.reference.dk,
-        &r.reference.dv,  &r.softmax,       &r.norm,         &r.dlogits,
-        &r.loss,          &r.dx};
+    return std::vector<const Tensor*>{&r.attention.out, &r.attention.lse,
+                                      &r.attention.dq,  &r.attention.dk,
+                                      &r.attention.dv,  &r.reference.out,
+                                      &r.reference.dq,  &r.reference.dk,
+                                      &r.reference.dv,  &r.softmax,
+                                      &r.norm,          &r.dlogits,
+                                      &r.loss,          &r.dx};
   };
   const auto left = list(a), right = list(b);
   for (size_t i = 0; i < left.size(); ++i) {
@@ -247,8 +247,7 @@ TEST(FloatEnvironment, CallsDoNotSeeTheCallersAndLeaveIt) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       const Problem problem(dtype);
       const Results expected = MakeResults(problem);
-      for (const Status& status :
-           Calls(problem, expected, contexts[0].get())) {
+      for (const Status& status : Calls(problem, expected, contexts[0].get())) {
         ASSERT_TRUE(status.ok()) << status.message();
       }
       for (const Setting& setting : Settings()) {

@@ -42,7 +42,10 @@ std::vector<const Tensor*> Given(const AttentionOutputs& o) {
 }
 
 void Snapshot(const AttentionInputs& inputs, const AttentionOutputs& outputs) {
-  for (const auto& buffer : inputs.Buffers()) buffer->Snapshot();
+  for (const auto& buffer : inputs.Buffers()) {
+    buffer->Snapshot();
+    buffer->ForbidWriting();
+  }
   for (const Tensor* t : Given(outputs)) t->buffer->Snapshot();
 }
 

@@ -287,5 +287,25 @@ TEST(Checker, FailsWritesOutsideOfATensor) {
   EXPECT_TRUE(t.buffer->ChangedOutside({t.view}));
 }
 
+// The byte beyond an edge, and every byte once writing is forbidden.
+TEST(Checker, EndsAtAByteBeyondAPage) {
+  for (const bool end : {true, false}) {
+    const PlacementOfBuffers placed(end ? Placement::kEndsAtPage
+                                        : Placement::kBeginsAtPage);
+    Tensor t = MakeTensor(DType::kBF16, {1, 2, 3, 5});
+    volatile uint8_t* const data = t.buffer->data();
+    const int64_t beyond = end ? 2 * 3 * 5 * 2 : -1;
+    EXPECT_DEATH((void)data[beyond], "");
+    EXPECT_DEATH(data[beyond] = 1, "");
+    t.buffer->Snapshot();
+    Fill(t.view, 1.0);
+    EXPECT_FALSE(t.buffer->ChangedOutside({t.view}));
+    EXPECT_TRUE(t.buffer->ChangedOutside({}));
+    t.buffer->ForbidWriting();
+    EXPECT_EQ(Get(t.view, {0, 1, 2, 4}), 1.0);
+    EXPECT_DEATH(data[3] = 1, "");
+  }
+}
+
 }  // namespace
 }  // namespace fa2::test

@@ -9,9 +9,6 @@
 namespace fa2::test {
 namespace {
 
-// A cache line on both sides of the widest vector.
-constexpr size_t kGuardBytes = 256;
-
 int64_t Offset(const ConstTensorView& view, const Sizes& index) {
   int64_t offset = 0;
   for (size_t i = 0; i < 4; ++i) offset += index[i] * view.strides[i];
@@ -69,29 +66,6 @@ const char* NameOf(Layout layout) {
   constexpr const char* kNames[] = {"bhsd", "bshd", "padded_rows", "reversed",
                                     "strided_last"};
   return kNames[static_cast<size_t>(layout)];
-}
-
-Buffer::Buffer(size_t bytes, size_t alignment)
-    : bytes_(bytes + 2 * kGuardBytes + alignment, 0xFF), begin_(kGuardBytes) {
-  while (reinterpret_cast<uintptr_t>(data()) % alignment != 0) ++begin_;
-}
-
-uint8_t* Buffer::data() { return bytes_.data() + begin_; }
-
-void Buffer::Snapshot() { snapshot_ = bytes_; }
-
-bool Buffer::ChangedOutside(const std::vector<ConstTensorView>& written) const {
-  if (bytes_ == snapshot_) return false;
-  std::vector<uint8_t> expected = snapshot_;
-  for (const ConstTensorView& view : written) {
-    const size_t size = SizeOf(view.dtype);
-    const auto base = static_cast<const uint8_t*>(view.data) - bytes_.data();
-    ForEachIndex(view.sizes, [&](const Sizes& index) {
-      const auto at = base + Offset(view, index) * static_cast<int64_t>(size);
-      std::memcpy(expected.data() + at, bytes_.data() + at, size);
-    });
-  }
-  return bytes_ != expected;
 }
 
 Tensor MakeTensor(DType dtype, const Sizes& sizes, Layout layout,

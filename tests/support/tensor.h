@@ -5,7 +5,6 @@
 #define FA2_TESTS_SUPPORT_TENSOR_H_
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "fa2/types.h"
+#include "tests/support/buffer.h"
 #include "tests/support/random.h"
 
 namespace fa2::test {
@@ -21,27 +21,6 @@ using Sizes = std::array<int64_t, 4>;
 
 std::string Text(const Sizes& sizes);
 int64_t Elements(const Sizes& sizes);
-
-// Memory with guard bytes at both ends. Every byte starts as 0xFF, which reads
-// as NaN in each float type: what a kernel reads outside of a tensor shows in
-// its results, what it writes there is found by ChangedOutside.
-class Buffer {
- public:
-  // `alignment` in bytes, of data().
-  explicit Buffer(size_t bytes, size_t alignment = 1);
-  uint8_t* data();
-
-  // Remembers the contents.
-  void Snapshot();
-  // Whether a byte differs from the snapshot, other than in elements of these
-  // views of this buffer.
-  bool ChangedOutside(const std::vector<ConstTensorView>& written) const;
-
- private:
-  std::vector<uint8_t> bytes_;
-  std::vector<uint8_t> snapshot_;
-  size_t begin_;  // of data() in bytes_
-};
 
 struct Tensor {
   std::shared_ptr<Buffer> buffer;
