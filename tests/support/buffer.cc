@@ -67,7 +67,9 @@ void Buffer::ForbidWriting() {
   }
 }
 
-void Buffer::Snapshot() { snapshot_.assign(all_, all_ + all_bytes_); }
+void Buffer::Snapshot() { snapshot_ = Contents(); }
+
+void Buffer::Restore() { std::memcpy(all_, snapshot_.data(), all_bytes_); }
 
 bool Buffer::ChangedOutside(const std::vector<ConstTensorView>& written) const {
   if (std::memcmp(all_, snapshot_.data(), all_bytes_) == 0) return false;

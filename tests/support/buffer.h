@@ -40,8 +40,10 @@ class Buffer {
 
   uint8_t* data() { return data_; }
 
-  // Remembers the contents.
+  // Remembers the contents, and puts them back.
   void Snapshot();
+  void Restore();
+  std::vector<uint8_t> Contents() const { return {all_, all_ + all_bytes_}; }
   // Whether a byte differs from the snapshot, other than in elements of these
   // views of this buffer.
   bool ChangedOutside(const std::vector<ConstTensorView>& written) const;
