@@ -90,9 +90,11 @@ def _attention_forward(
         # Rotary embeddings or norms in f32 must not widen the products.
         query, key = query.to(value.dtype), key.to(value.dtype)
     queries, keys = query.shape[2], key.shape[2]
+    packed = cu_seq_lens_q is not None and cu_seq_lens_k is not None
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    # A full mask says everything; without one, or with padding only, causality and window are left.
-    padding_only = attention_mask is None or attention_mask.shape[-2] == 1
+    # A full mask says everything; without one, or with padding only, causality and window are left. Of packed documents
+    # the prefix sums say what they see.
+    padding_only = packed or attention_mask is None or attention_mask.shape[-2] == 1
     causal = "top_left" if is_causal and padding_only and queries > 1 else None
     window = (-1, -1)
     if causal is not None:
@@ -110,12 +112,32 @@ def _attention_forward(
         sinks=None if s_aux is None else s_aux.float(),
         dropout_p=dropout,
     )
-    if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
+    if packed:
         return _packed(query, key, value, attention_mask, position_bias, cu_seq_lens_q, cu_seq_lens_k,
                        max_length_q, max_length_k, options), None  # fmt: skip
     bias = _with_position_bias(attention_mask, position_bias)
     out, _ = attention(query, key, value, bias=bias, **options)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _hides_more(mask: Tensor, ends: Tensor, causal: Optional[str], window: tuple[int, int]) -> bool:
+    """Whether a full mask [1, 1, N, N] is another than that of documents, which transformers forms from position_ids."""
+    if mask.dtype != torch.bool or mask.shape[:2] != (1, 1) or mask.shape[2] != mask.shape[3]:
+        return True
+    count = mask.shape[2]
+    keys = torch.arange(count, device=mask.device)
+    documents = torch.searchsorted(ends.to(keys.dtype), keys, right=True)
+    # Some rows at a time: no second mask of all scores.
+    for first in range(0, count, 512):
+        rows = keys[first : first + 512, None]
+        seen = documents[rows] == documents
+        if causal is not None:
+            seen &= keys <= rows
+            if window[0] >= 0:
+                seen &= keys >= rows - window[0]
+        if not torch.equal(mask[0, 0, first : first + 512], seen):
+            return True
+    return False
 
 
 def _packed(query, key, value, attention_mask, position_bias, cu_seqlens_q, cu_seqlens_k, max_q, max_k, options):
@@ -126,6 +148,13 @@ def _packed(query, key, value, attention_mask, position_bias, cu_seqlens_q, cu_s
         raise ValueError("position_bias is given with cu_seq_lens_q; packed documents take no bias")
     if attention_mask is not None and attention_mask.shape[-2] == 1 and not bool(attention_mask.all()):
         raise ValueError("attention_mask masks positions of packed documents; leave padding out of cu_seq_lens_q")
+    if attention_mask is not None and attention_mask.shape[-2] != 1 and _hides_more(
+        attention_mask, cu_seqlens_k, options["causal"], options["window"]
+    ):
+        raise ValueError(
+            "attention_mask and cu_seq_lens_q are given and differ; packed documents are told by position_ids and "
+            "prefix sums that agree, or by one of them"
+        )
     if key.shape[2] != int(cu_seqlens_k[-1]) or query.shape[2] != int(cu_seqlens_q[-1]):
         raise ValueError(
             f"query and key have {query.shape[2]} and {key.shape[2]} positions, cu_seq_lens_q and cu_seq_lens_k end "

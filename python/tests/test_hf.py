@@ -159,3 +159,27 @@ def test_packed_documents_of_a_collator():
         torch.testing.assert_close(out[:, a:b], one)
     with pytest.raises(ValueError, match="cu_seq_lens_k end"):
         _hf_attention._attention_forward(module, q[:, :, 1:], k, v, None, is_causal=True, **keywords)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_packed_documents_told_twice(name):
+    """Trainer's way: position_ids and prefix sums, and no cache, so that transformers forms a mask of the documents."""
+    model = _model(name, "fa2").eval()
+    ids = torch.randint(3, 97, (1, 30))
+    lengths = (7, 12, 11)
+    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    ends = torch.tensor([0, 7, 19, 30], dtype=torch.int32)
+    given = dict(cu_seq_lens_q=ends, cu_seq_lens_k=ends, max_length_q=12, max_length_k=12)
+    alone = torch.cat([model(part).logits for part in ids.split(lengths, 1)], 1)
+    for keywords in (given, dict(position_ids=positions, **given)):
+        torch.testing.assert_close(model(ids, use_cache=False, **keywords).logits, alone)
+
+
+def test_packed_documents_told_differently():
+    positions = torch.cat((torch.arange(7), torch.arange(23)))[None]
+    ends = torch.tensor([0, 9, 30], dtype=torch.int32)
+    with pytest.raises(ValueError, match="are given and differ"):
+        _model("llama", "fa2")(
+            torch.ones(1, 30, dtype=torch.long), position_ids=positions, use_cache=False, cu_seq_lens_q=ends,
+            cu_seq_lens_k=ends, max_length_q=21, max_length_k=21,
+        )  # fmt: skip
