@@ -2,6 +2,7 @@
 """Processes of a gloo group that run functions of test modules."""
 
 import datetime
+import functools
 import multiprocessing
 import os
 import tempfile
@@ -14,6 +15,9 @@ def _serve(rank, world, path, seconds, pipe):
 
     torch.set_num_threads(1)
     os.environ["FA2_NUM_THREADS"] = "1"
+    # The group's timeout counts from here: when all ranks have what they import.
+    pipe.send("ready")
+    pipe.recv()
     dist.init_process_group(
         "gloo", init_method=f"file://{path}", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=seconds)
     )
@@ -29,11 +33,22 @@ def _serve(rank, world, path, seconds, pipe):
     os._exit(0)
 
 
+@functools.cache
+def _context():
+    """Processes that begin as copies of one that has imported PyTorch and fa2: ten imports at once take minutes on a
+    machine that is busy."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["numpy", "pytest", "torch", "torch.distributed", "fa2_cpu.distributed"])
+    return context
+
+
 class Ranks:
     """So many processes, started once; a group whose calls fail after `seconds`."""
 
-    def __init__(self, world, seconds=60):
-        context = multiprocessing.get_context("spawn")
+    def __init__(self, world, seconds=300):
+        context = _context()
         self.world = world
         self._folder = tempfile.TemporaryDirectory()
         path = os.path.join(self._folder.name, "store")
@@ -45,8 +60,14 @@ class Ranks:
             theirs.close()
             self._pipes.append(ours)
             self.processes.append(process)
+        for pipe in self._pipes:
+            if not pipe.poll(400):
+                raise TimeoutError("a rank does not start")
+            pipe.recv()
+        for pipe in self._pipes:
+            pipe.send("go")
 
-    def attempt(self, function, *arguments, limit=120):
+    def attempt(self, function, *arguments, limit=400):
         """(True, result) or (False, (type's name, sentence, traceback)) of function(rank, world, …) on each rank;
         None for a rank that ended."""
         for pipe in self._pipes:
@@ -61,9 +82,9 @@ class Ranks:
                 results.append(None)
         return results
 
-    def run(self, function, *arguments):
+    def run(self, function, *arguments, limit=400):
         """The results of all ranks; raises where one fails."""
-        results = self.attempt(function, *arguments)
+        results = self.attempt(function, *arguments, limit=limit)
         for rank, (ok, result) in enumerate(results):
             assert ok, f"rank {rank}: {result[2]}"
         return [result for _, result in results]
