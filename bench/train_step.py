@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole training steps of a language model: PyTorch's attention against fa2's, and against fa2 for every layer.
 
-    python bench/train_step.py [--tokens 2048 ...] [--dtype bf16 f32] [--threads N ...] [--window W ...] [--json FILE]
+    python bench/train_step.py [--tokens 2048 ...] [--dtype bf16 f32] [--threads N ...] [--window W ...]
+                               [--documents D ...] [--json FILE]
 
 A step is forward, loss, backward and AdamW of a Llama-like model from transformers (Mistral's where a window is
-given) on one sequence of random tokens. Three ways to run the same model take turns, step by step, in one process:
+given) on one sequence of random tokens, which may be several documents of equal length packed as transformers'
+DataCollatorWithFlattening packs them: position_ids that begin again, and cu_seq_lens. Three ways to run the same model take turns, step by step, in one process:
 
     sdpa          attn_implementation="sdpa"
     replace_sdpa  the same under fa2_cpu.torch.replace_sdpa()
@@ -24,6 +26,7 @@ import contextlib
 import dataclasses
 import datetime
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -60,13 +63,26 @@ class Case:
     heads: int
     kv_heads: int
     vocab: int
+    documents: int = 1
 
     def __str__(self) -> str:
         window = f", window {self.window}" if self.window else ""
+        documents = f" in {self.documents} documents" if self.documents > 1 else ""
         return (
-            f"N {self.tokens}, {self.dtype}, {self.threads} threads{window}: {self.layers} layers of {self.hidden}, "
+            f"N {self.tokens}{documents}, {self.dtype}, {self.threads} threads{window}: {self.layers} layers of {self.hidden}, "
             f"{self.heads} heads, {self.kv_heads} for keys, {self.vocab} ids"
         )
+
+
+def pack(tokens: int, documents: int) -> dict[str, Any]:
+    """What a model is given beside the tokens of packed documents."""
+    bounds = torch.linspace(0, tokens, documents + 1).to(torch.int32)
+    lengths = bounds.diff()
+    return {
+        "position_ids": torch.cat([torch.arange(int(length)) for length in lengths])[None],
+        "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds,
+        "max_length_q": int(lengths.max()), "max_length_k": int(lengths.max()),
+    }  # fmt: skip
 
 
 class Training:
@@ -90,11 +106,14 @@ class Training:
             kind = transformers.LlamaForCausalLM
         self.model = kind._from_config(config, attn_implementation="sdpa").to(DTYPES[case.dtype]).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        self.ids = torch.randint(0, case.vocab, (1, case.tokens))
+        ids = torch.randint(0, case.vocab, (1, case.tokens))
+        self.batch = {"input_ids": ids, "labels": ids}
+        if case.documents > 1:
+            self.batch.update(pack(case.tokens, case.documents))
 
     def step(self) -> float:
         """The loss."""
-        loss = self.model(input_ids=self.ids, labels=self.ids).loss
+        loss = self.model(**self.batch).loss
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -249,6 +268,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["bf16"])
     parser.add_argument("--threads", type=int, nargs="+", default=[len(os.sched_getaffinity(0))])
     parser.add_argument("--window", type=int, nargs="+", default=[0], help="keys that a query sees; 0: all before it")
+    parser.add_argument("--documents", type=int, nargs="+", default=[1], help="into which the tokens are cut")
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--heads", type=int, default=8)
@@ -274,18 +294,15 @@ def main() -> None:
     results = load_earlier(arguments.json, description)
     for threads in arguments.threads:
         for dtype in arguments.dtype:
-            for window in arguments.window:
-                for tokens in arguments.tokens:
-                    case = Case(
-                        tokens, dtype, threads, window, arguments.hidden, arguments.layers, arguments.heads,
-                        arguments.kv_heads or arguments.heads, arguments.vocab,
-                    )  # fmt: skip
-                    results.append(measure(case, arguments.rounds, not arguments.no_memory))
-                    report(case, results[-1])
-                    if arguments.json:
-                        arguments.json.write_text(
-                            json.dumps({"machine": description, "results": results}, indent=1) + "\n"
-                        )
+            for window, documents, tokens in itertools.product(arguments.window, arguments.documents, arguments.tokens):
+                case = Case(
+                    tokens, dtype, threads, window, arguments.hidden, arguments.layers, arguments.heads,
+                    arguments.kv_heads or arguments.heads, arguments.vocab, documents,
+                )  # fmt: skip
+                results.append(measure(case, arguments.rounds, not arguments.no_memory))
+                report(case, results[-1])
+                if arguments.json:
+                    arguments.json.write_text(json.dumps({"machine": description, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ def model(case):
 
 
 def step(case):
-    return f"N {case['tokens']:,}" + (f", window {case['window']:,}" if case["window"] else "")
+    documents = case.get("documents", 1)
+    return (f"N {case['tokens']:,}" + (f" in {documents} documents" if documents > 1 else "") +
+            (f", window {case['window']:,}" if case["window"] else ""))
 
 
 def share(row, kind):
@@ -52,7 +54,7 @@ def memory(row):
 
 def in_order(results):
     return sorted(results, key=lambda r: (model(r["case"]), r["case"]["dtype"], r["case"]["threads"], r["case"]["window"],
-                                          r["case"]["tokens"]))
+                                          r["case"].get("documents", 1), r["case"]["tokens"]))
 
 
 def table(results):

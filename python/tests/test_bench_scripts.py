@@ -44,11 +44,12 @@ def test_training_steps(tmp_path):
     pytest.importorskip("transformers")
     saved = tmp_path / "steps.json"
     sizes = ["--hidden", "64", "--layers", "1", "--heads", "2", "--vocab", "50", "--rounds", "1", "--threads", "1", "--no-memory"]
-    for tokens in ("16", "32"):  # The second run adds to what the first wrote.
-        run = _run("train_step.py", "--tokens", tokens, *sizes, "--json", str(saved))
+    for tokens, documents in ((16, 1), (32, 4)):  # The second run adds to what the first wrote.
+        run = _run("train_step.py", "--tokens", str(tokens), "--documents", str(documents), *sizes, "--json", str(saved))
         assert run.returncode == 0, run.stdout
     report = json.loads(saved.read_text())
-    assert [result["case"]["tokens"] for result in report["results"]] == [16, 32]
+    cases = [(result["case"]["tokens"], result["case"]["documents"]) for result in report["results"]]
+    assert cases == [(16, 1), (32, 4)]
     assert set(report["results"][0]["variants"]) == {"sdpa", "replace_sdpa", "accelerate"}
 
     report["machine"]["torch"] = "another"
