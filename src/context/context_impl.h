@@ -11,6 +11,7 @@
 
 #include "fa2/context.h"
 #include "src/checks/guard.h"
+#include "src/context/kept_objects.h"
 #include "src/platform/float_environment.h"
 #include "src/simd/engines.h"
 #include "src/threading/pool.h"
@@ -30,6 +31,7 @@ class Context::Impl {
   const threading::Pool& pool() const { return *pool_; }
   threading::WorkspacePool& workspaces() { return workspaces_; }
   const threading::WorkspacePool& workspaces() const { return workspaces_; }
+  KeptObjects& kept() { return kept_; }
   // Highway targets that calls on this context may use; the best one is used.
   int64_t targets() const { return targets_; }
   // Which matrix engines calls may use.
@@ -38,6 +40,7 @@ class Context::Impl {
  private:
   std::unique_ptr<threading::Pool> pool_;
   threading::WorkspacePool workspaces_;
+  KeptObjects kept_;
   int64_t targets_;
   simd::EngineCap cap_;
 };

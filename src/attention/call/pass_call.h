@@ -63,7 +63,8 @@ class PassCall {
     return WithContext(given, [&](Context* context) {
       // Kept from call to call, so that a second call of the same shape
       // allocates nothing.
-      static thread_local PassCall call;
+      const KeptObject<PassCall> kept(context->impl().kept());
+      PassCall& call = *kept;
       const CallLog log;
       Context::Impl& impl = context->impl();
       Status status = call.Prepare(args, impl);
