@@ -95,11 +95,15 @@ struct ScoreOptions {
 };
 
 // One block of keys against one block of queries. `keys` is a multiple of
-// Engine::key_panel, `queries` of Engine::query_panel; rows and columns past
-// the tensors' ends are packed as zeros and hidden by kPartial tiles.
+// Engine::key_panel, `queries` of Engine::query_grain; rows and columns past
+// the tensors' ends are packed as zeros. Of these the keys that CountedKeys()
+// takes in are hidden by kPartial tiles.
 struct Block {
   int64_t keys = 0;
   int64_t queries = 0;
+  // How many of them the tensors have; 0: all.
+  int64_t used_keys = 0;
+  int64_t used_queries = 0;
   int64_t head_dim = 0;
   int64_t value_dim = 0;
   // [ceil(keys / kTileKeys)][tile_stride] states, or nullptr when all tiles are
@@ -110,6 +114,16 @@ struct Block {
   // Engine::backward_scratch_bytes or forward_scratch_bytes, 64-byte aligned,
   // private to the call.
   void* scratch = nullptr;
+
+  // The keys that an engine looks at: those that are used, padded to its
+  // key_step. Gradients of the others are left as they are.
+  int64_t CountedKeys(int64_t key_step) const {
+    const int64_t used = used_keys == 0 ? keys : used_keys;
+    return (used + key_step - 1) / key_step * key_step;
+  }
+  int64_t UsedQueries() const {
+    return used_queries == 0 ? queries : used_queries;
+  }
 };
 
 struct BackwardBlock : Block {
@@ -199,8 +213,11 @@ struct Engine {
   DType accumulator = DType::kF32;  // type of lse, delta, positions, staged
                                     // arrays and unpacked rows
   int64_t query_panel = 0;  // multiple of kTileQueries or a divisor of it:
-                            // packed queries are padded to it
+                            // blocks of queries begin with one
+  int64_t query_grain = 0;  // packed queries are padded to it, a divisor of
+                            // query_panel: the last panel may be narrower
   int64_t key_panel = 0;    // packed keys are padded to it
+  int64_t key_step = 0;     // Block::CountedKeys, a divisor of key_panel
   bool grad_left_is_score_left = false;  // one packing serves both roles
   // A backward block gives the bits that parts of its keys or queries would
   // give in turn: every sum goes on from the accumulator's value, row by row.
@@ -223,7 +240,7 @@ struct Engine {
   BlockSizes (*backward_blocks)(int64_t head_dim, int64_t value_dim);
   BlockSizes (*forward_blocks)(int64_t head_dim, int64_t value_dim);
 
-  // Bytes of `rows` (padded to the panel) x depth packed for a role, a multiple
+  // Bytes of `rows` (padded as above) x depth packed for a role, a multiple
   // of 64; a block of a larger packed array starts at PackedBytes(role, first
   // row of the block, depth) when every block before it is full: blocks are
   // packed one by one.
@@ -254,8 +271,8 @@ struct Engine {
 
   // Rows [0, count) of the sum, in order, of `parts` accumulators, times factor
   // and (unless nullptr) row_factor[row], rounded and stored as rows of bf16:
-  // what adding, unpacking and rounding give, in one pass. nullptr where there
-  // is none.
+  // what adding, unpacking and rounding give, in one pass. `count` are all that
+  // the block has. nullptr where there is none.
   using StoreBf16 = void (*)(const void* const* accumulators, int parts,
                              int64_t depth, int64_t count, float factor,
                              const void* row_factor, MutableRows out);

@@ -32,6 +32,10 @@ bool TakesBf16Dot(int64_t targets, const EngineCap& cap) {
   return cap.name == kBf16Dot || Bf16DotIsFast();
 }
 
+// f32 on AMX is six products of terms, which have to be made first. With so few
+// keys a head is too short for that to pay, and lanes are faster.
+constexpr int64_t kFewKeysOfF32 = 100;
+
 // Rates of AMX with several terms over F32Fma's, backward, one core of Emerald
 // Rapids: bf16 `exact` 2.2 to 3.5, f16 2.7, f32 `high` 2.7 to 2.95, f32 1.5.
 AmxTerms TermsFor(DType inputs, Precision precision, int64_t keys) {
@@ -65,7 +69,9 @@ const Engine* ChooseEngine(int64_t targets, const EngineCap& cap, DType inputs,
                            Precision precision, int64_t keys) {
   if (inputs == DType::kF64) return F64Engine(targets);
   const bool capped = cap.name == kF32 || cap.name == kBf16Dot;
-  if (!capped && HasAmx(targets)) {
+  const bool lanes_are_faster =
+      cap.name.empty() && inputs == DType::kF32 && keys <= kFewKeysOfF32;
+  if (!capped && !lanes_are_faster && HasAmx(targets)) {
     return AmxEngine(TermsFor(inputs, precision, keys));
   }
   if (inputs != DType::kBF16 || !TakesBf16Dot(targets, cap)) {

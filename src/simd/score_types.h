@@ -20,7 +20,9 @@ struct StagedShape {
   int64_t padded_keys = 0;
   int64_t panel = 0;
 
-  int64_t elements() const { return padded_queries * padded_keys; }
+  int64_t elements() const {
+    return (padded_queries + panel - 1) / panel * panel * padded_keys;
+  }
 };
 
 // Elements of a query x key matrix: any float dtype, or kBool.

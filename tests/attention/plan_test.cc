@@ -25,8 +25,8 @@ constexpr int64_t kUnit = 32;  // keys that no plan cuts
 
 simd::Engine EngineOf(bool invariant) {
   simd::Engine engine;
-  engine.query_panel = 32;
-  engine.key_panel = 32;
+  engine.query_panel = engine.query_grain = 32;
+  engine.key_panel = engine.key_step = 32;
   engine.bitwise_block_invariant = invariant;
   engine.backward_blocks = [](int64_t head_dim, int64_t) {
     return head_dim <= 64 ? simd::BlockSizes{1024, 512}

@@ -56,5 +56,12 @@ TEST(AttentionRandom, SeveralBlocks) {
   RunCases(3000000, 32, options, {1, 2, 5, 16});
 }
 
+// Many small heads, of which a thread takes one after another.
+TEST(AttentionRandom, ShortHeads) {
+  CaseOptions options;
+  options.short_heads = true;
+  RunCases(4000000, 400, options, {1, 2, 5, 16});
+}
+
 }  // namespace
 }  // namespace fa2::test

@@ -53,7 +53,7 @@ class BlockProblem {
         c_(c),
         random_(c.seed),
         nq_(c.queries),
-        padded_q_(RoundUp(c.queries, engine.query_panel)),
+        padded_q_(RoundUp(c.queries, engine.query_grain)),
         q_(nq_, c.head_dim, c.dtype),
         dout_(nq_, c.value_dim, c.dtype) {
     q_.Fill(random_, c.input_scale);
@@ -172,9 +172,7 @@ class BlockProblem {
       for (int64_t d = 0; d < c_.head_dim; ++d) b.k.Set(j, d, kNan);
       for (int64_t d = 0; d < c_.value_dim; ++d) b.v.Set(j, d, kNan);
     }
-    // One more row of panels than there are, so that a wrong stride shows.
-    const int64_t staged =
-        (padded_q_ / e_.query_panel) * padded * e_.query_panel;
+    const int64_t staged = RoundUp(padded_q_, e_.query_panel) * padded;
     std::normal_distribution<double> normal;
     if (c_.bias) {
       b.bias.resize(staged);

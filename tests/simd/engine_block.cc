@@ -75,6 +75,8 @@ class BlockRun : BlockProblem<T> {
                 const Bytes& scratch) const {
     block.keys = b.padded;
     block.queries = padded_q_;
+    block.used_keys = b.keys;
+    block.used_queries = nq_;
     block.head_dim = c_.head_dim;
     block.value_dim = c_.value_dim;
     bool all = true;

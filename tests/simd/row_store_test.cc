@@ -52,7 +52,7 @@ void CheckRowStore(const Engine& engine, const RowStoreCase& c) {
   SCOPED_TRACE(std::string(engine.name) + ", " + c.Name());
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
-  const int64_t panel = c.keys ? engine.key_panel : engine.query_panel;
+  const int64_t panel = c.keys ? engine.key_panel : engine.query_grain;
   const int64_t rows = (c.count + panel - 1) / panel * panel;
   const size_t bytes = (c.keys ? engine.key_accumulator_bytes
                                : engine.query_accumulator_bytes)(rows, c.depth);

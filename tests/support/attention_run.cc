@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <stdexcept>
@@ -39,6 +40,20 @@ std::vector<const Tensor*> Given(const AttentionOutputs& o) {
     if (t->given()) given.push_back(t);
   }
   return given;
+}
+
+// Workspace in which every float is a NaN, so that it shows where something is
+// read that was not written.
+Allocator NanAllocator() {
+  Allocator allocator;
+  allocator.allocate = [](void*, size_t bytes, size_t alignment) {
+    bytes = (bytes + alignment - 1) / alignment * alignment;
+    void* const memory = std::aligned_alloc(alignment, bytes);
+    if (memory != nullptr) memset(memory, 0xFF, bytes);
+    return memory;
+  };
+  allocator.release = [](void*, void* memory, size_t) { std::free(memory); };
+  return allocator;
 }
 
 void Snapshot(const AttentionInputs& inputs, const AttentionOutputs& outputs) {
@@ -130,6 +145,7 @@ Contexts::Contexts(const std::vector<int>& threads) {
   for (const int n : threads) {
     ContextOptions options;
     options.num_threads = n;
+    options.allocator = NanAllocator();
     std::unique_ptr<Context> context;
     const Status status = Context::Create(options, &context);
     if (!status.ok()) throw std::runtime_error(status.message());

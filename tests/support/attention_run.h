@@ -29,7 +29,7 @@ void ExpectAttention(const AttentionCase& c, const AttentionInputs& inputs,
                      const std::vector<Context*>& contexts);
 
 // Contexts of these numbers of threads, with targets and engine of the
-// environment.
+// environment, and workspace that begins as NaN.
 class Contexts {
  public:
   explicit Contexts(const std::vector<int>& threads);

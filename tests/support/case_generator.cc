@@ -18,6 +18,23 @@ const std::vector<int64_t> kManyRows = {64,  129, 192, 257, 320,
                                         411, 512, 600, 703};
 const std::vector<int64_t> kLargeDims = {40, 64, 64, 128, 128, 192, 256, 256};
 
+// Of every number of queries and keys from 1 to 256, also of few beside many.
+void DrawShortHeads(Random& r, AttentionCase* c) {
+  const std::vector<int64_t> dims = {8, 16, 24, 25, 32, 32, 40, 48, 64, 64, 80};
+  const auto length = [&] {
+    return r.Chance(0.6) ? r.Integer(1, 80) : r.Integer(81, 256);
+  };
+  c->nq = length();
+  c->nk = r.Chance(0.7) ? c->nq : length();
+  // Long ones make few cases a minute.
+  const bool few = c->nq * c->nk > 10000;
+  c->batch = r.Integer(1, few ? 3 : 9);
+  c->kv_heads = r.Integer(1, few ? 3 : 6);
+  c->heads = c->kv_heads * (r.Chance(0.8) ? 1 : r.Integer(2, 3));
+  c->head_dim = r.Pick(dims);
+  c->value_dim = r.Chance(0.9) ? c->head_dim : r.Pick(dims);
+}
+
 void DrawShape(Random& r, bool large, AttentionCase* c) {
   const std::vector<int64_t> groups = {1, 1, 2, 3, 4};
   const std::vector<int64_t>& rows = large ? kManyRows : kRows;
@@ -136,11 +153,19 @@ AttentionCase RandomCase(uint64_t seed, const CaseOptions& options) {
   if (options.large && c.precision == Precision::kHigh) {
     c.precision = Precision::kFast;
   }
-  DrawShape(r, options.large, &c);
+  if (options.short_heads) {
+    DrawShortHeads(r, &c);
+  } else {
+    DrawShape(r, options.large, &c);
+  }
   DrawLayout(r, &c);
   DrawMask(r, &c);
   DrawGradients(r, &c);
   if (options.extras) DrawExtras(r, options.large, &c);
+  // The bias of each head that windows share, with its gradient or not.
+  if (options.short_heads && c.bias.has_value() && r.Chance(0.5)) {
+    c.bias_broadcast = {true, false, false, false};
+  }
   return c;
 }
 

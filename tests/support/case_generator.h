@@ -16,6 +16,9 @@ struct CaseOptions {
   // Hundreds of queries and keys, in several blocks, instead of a few tens, of
   // which thousands run in a minute.
   bool large = false;
+  // Short sequences of many heads, as windows of an image and rows of a table
+  // have them: most are one block, and padding is a large part of it.
+  bool short_heads = false;
 };
 
 // The same seed gives the same case.

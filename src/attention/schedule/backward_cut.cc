@@ -98,7 +98,7 @@ void CutSequence(const Problem& problem, const simd::Engine& engine,
   s->keys.rows = nk;
   s->queries.rows = nq;
   s->keys.panel = engine.key_panel;
-  s->queries.panel = engine.query_panel;
+  s->queries.panel = engine.query_grain;
   s->queries.superblock = FitBlock(preferred.queries, nq, 1, query_unit);
   const int64_t least_split =
       problem.group() > group_splits && wanted <= kMostForSharedSplit

@@ -71,7 +71,7 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
     f.keys.rows = s.nk();
     f.queries.rows = s.nq();
     f.keys.panel = engine.key_panel;
-    f.queries.panel = engine.query_panel;
+    f.queries.panel = engine.query_grain;
     f.keys.size = FitBlock(preferred.keys, s.nk(), 1, key_unit);
     f.queries.size = FitBlock(preferred.queries, s.nq(), wanted, query_unit);
     f.k_block = plan->k_blocks;

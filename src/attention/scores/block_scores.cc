@@ -48,7 +48,8 @@ BlockScores::TileSum BlockScores::FindTiles(const PairRows& pair, bool in_range,
   using simd::TileState;
   const Mask& mask = problem_.sequences[pair.queries.sequence].mask;
   const int64_t columns = CeilDiv(pair.queries.padded, simd::kTileQueries);
-  const int64_t rows = CeilDiv(pair.keys.padded, simd::kTileKeys);
+  const int64_t counted = RoundUp(pair.keys.size(), engine_.key_step);
+  const int64_t rows = CeilDiv(counted, simd::kTileKeys);
   TileSum sum;
   for (int64_t c = 0; c < columns; ++c) {
     const int64_t q = pair.queries.begin() + c * simd::kTileQueries;
@@ -60,9 +61,11 @@ BlockScores::TileSum BlockScores::FindTiles(const PairRows& pair, bool in_range,
                 : nullptr;
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t k = pair.keys.begin() + r * simd::kTileKeys;
-      TileState state = in_range && !queries.empty()
-                            ? TileState::kVisible
-                            : mask.State(queries, {k, k + simd::kTileKeys});
+      TileState state =
+          in_range && !queries.empty()
+              ? TileState::kVisible
+              : mask.State(queries, {k, std::min(k + simd::kTileKeys,
+                                                 pair.keys.begin() + counted)});
       if (of_bias != nullptr && state != TileState::kHidden) {
         const TileState shown = of_bias[k / simd::kTileKeys];
         if (shown == TileState::kHidden) state = shown;
@@ -107,6 +110,8 @@ bool BlockScores::PrepareAs(const PairRows& pair, const PairRows& next,
   const int64_t k0 = pair.keys.begin();
   block->keys = pair.keys.padded;
   block->queries = pair.queries.padded;
+  block->used_keys = pair.keys.size();
+  block->used_queries = pair.queries.size();
   block->head_dim = problem_.head_dim;
   block->value_dim = problem_.value_dim;
   block->tiles = nullptr;
@@ -118,7 +123,8 @@ bool BlockScores::PrepareAs(const PairRows& pair, const PairRows& next,
 
   // Most blocks of a long sequence are all visible: one look settles them.
   const simd::TileState whole =
-      mask.State(pair.queries.rows, {k0, k0 + pair.keys.padded});
+      mask.State(pair.queries.rows,
+                 {k0, k0 + RoundUp(pair.keys.size(), engine_.key_step)});
   if (whole == simd::TileState::kHidden) return false;
   bool bias_matters = options.bias.given();
   const bool reach_ends = alibi_reach_.MayHide(pair);

@@ -62,8 +62,8 @@ const Engine* MakeAmxEngine(const char* name) {
     Engine e;
     e.name = name;
     e.accumulator = DType::kF32;
-    e.query_panel = amx::kPanel;
-    e.key_panel = amx::kPanel;
+    e.query_panel = e.query_grain = amx::kPanel;
+    e.key_panel = e.key_step = amx::kPanel;
     e.grad_left_is_score_left = false;
     e.bitwise_block_invariant = true;
     e.dropout_bits = true;

@@ -42,7 +42,7 @@ struct LaneBackward : LaneProducts<Op> {
                         const BackwardScores<Op>& scores) {
     const size_t width = PanelWidth(d);
     const size_t column = panel * width;
-    PassArea area{0, 0, column};
+    PassArea area{0, 0, column, map.Width(panel)};
     const PanelOptions<T> options(block.score, area);
     T* ds = block.ds == nullptr
                 ? nullptr
@@ -58,7 +58,7 @@ struct LaneBackward : LaneProducts<Op> {
     arrays.alibi_gradient = block.alibi_gradient;
     const bool general = !block.score.plain() || ds != nullptr ||
                          block.alibi_gradient != nullptr ||
-                         HasLargeScores(d, arrays.lse);
+                         HasLargeScores(d, arrays.lse, area.width);
     for (size_t begin = keys.begin; begin < keys.end; begin += kTileKeys) {
       area.key_begin = begin;
       area.key_end = std::min(begin + kTileKeys, keys.end);
@@ -86,12 +86,13 @@ struct LaneBackward : LaneProducts<Op> {
   static void Run(const BackwardBlock& block) {
     const D d;
     const size_t width = PanelWidth(d);
-    const size_t keys = static_cast<size_t>(block.keys);
+    const PanelMap map(block, width, Op::kPerLane);
+    const size_t keys = map.keys();
     const size_t head_dim = static_cast<size_t>(block.head_dim);
     const size_t value_dim = static_cast<size_t>(block.value_dim);
-    const PanelMap map(block, width);
-    const BackwardScores<Op> scores(block.scratch, width, keys,
-                                    static_cast<size_t>(block.queries));
+    const BackwardScores<Op> scores(block.scratch, width,
+                                    static_cast<size_t>(block.keys),
+                                    map.panels() * width);
     const size_t strip = BackwardScores<Op>::StripKeys(
         keys, (Steps<Scores>(head_dim) + Steps<Scores>(value_dim)) * width *
                   sizeof(ScoreElement));
@@ -101,6 +102,7 @@ struct LaneBackward : LaneProducts<Op> {
     for (size_t panel = 0; panel < map.panels(); ++panel) {
       const Range range = map.Keys(panel);
       const size_t column = panel * width;
+      const size_t columns = map.Width(panel);
       const ScoreElement* const q =
           PackedScores(block.q_score) + column * Steps<Scores>(head_dim);
       const ScoreElement* const dout =
@@ -119,10 +121,10 @@ struct LaneBackward : LaneProducts<Op> {
         if (!seen.empty()) {
           const size_t first = (seen.begin - begin) * width;
           Products::ScorePanel(d, PackedScores(block.k_score), q, head_dim,
-                               Products::ScoreDepthPart(block), seen, next_dout,
-                               scores.s(panel) + first, to_memory);
+                               Products::ScoreDepthPart(block), columns, seen,
+                               next_dout, scores.s(panel) + first, to_memory);
           Products::ScorePanel(d, PackedScores(block.v_score), dout, value_dim,
-                               Products::kDepthPart, seen, next_dq,
+                               Products::kDepthPart, columns, seen, next_dq,
                                scores.dp(panel) + first, to_memory);
           next_dout = next_dq = {};
         }
@@ -138,8 +140,8 @@ struct LaneBackward : LaneProducts<Op> {
                                              sizeof(Element)};
         if (panel == 0) add_to_dq = block.WaitDq();
         Products::QueryPanel(d, Packed(block.k_grad), scores.ds_right(panel),
-                             head_dim, range, add_to_dq, nullptr, ahead,
-                             Ptr(block.dq) + column * head_dim);
+                             head_dim, columns, range, add_to_dq, nullptr,
+                             ahead, Ptr(block.dq) + column * head_dim);
       }
     }
     if (block.dq != nullptr) block.ReleaseDq();

@@ -28,6 +28,7 @@ struct Bf16RowStore {
   static constexpr size_t kLanes = hn::MaxLanes(D());
   static_assert(kSquare == kLanes);
   static constexpr size_t kWidth = kBlockVectors * kLanes;  // of a panel
+  static constexpr size_t kGrain = 2 * kLanes;              // QueryGrain
   // Columns of query rows that are summed and transposed at a time, and those
   // that are stored at a time: 256 bytes, since the caller's memory takes whole
   // lines of a row one after another better than one of each row.
@@ -80,20 +81,20 @@ struct Bf16RowStore {
     }
   }
 
-  // kColumns columns of a panel, [column][kWidth], as rows of bf16 that are
+  // kColumns columns of a panel, [column][width], as rows of bf16 that are
   // kPart long. Pairs of rounded columns are transposed, half as much as
   // columns of f32.
   static HWY_INLINE void Turn(D d, const float* HWY_RESTRICT columns,
-                              const float* HWY_RESTRICT scales, size_t rows,
-                              uint16_t* HWY_RESTRICT turned) {
+                              const float* HWY_RESTRICT scales, size_t width,
+                              size_t rows, uint16_t* HWY_RESTRICT turned) {
     HWY_ALIGN uint32_t pairs[kLanes * kLanes];
     for (size_t r = 0; r < rows; r += kLanes) {
       const V scale = hn::Load(d, scales + r);
       for (size_t i = 0; i < kLanes; ++i) {
-        const float* const even = columns + 2 * i * kWidth + r;
+        const float* const even = columns + 2 * i * width + r;
         const auto rounded =
             RoundTwo(d, hn::Mul(hn::Load(d, even), scale),
-                     hn::Mul(hn::Load(d, even + kWidth), scale));
+                     hn::Mul(hn::Load(d, even + width), scale));
         hn::Store(InterleaveHalves(d, rounded), hn::RebindToUnsigned<D>(),
                   pairs + i * kLanes);
       }
@@ -117,6 +118,7 @@ struct Bf16RowStore {
     for (size_t first = 0; first < all_rows;
          first += kWidth, out += static_cast<int64_t>(kWidth) * stride) {
       const size_t rows = std::min(kWidth, all_rows - first);
+      const size_t width = std::min(kWidth, RoundUp(all_rows - first, kGrain));
       std::fill_n(scales, kWidth, factor);
       for (size_t r = 0; row_factor != nullptr && r < rows; ++r) {
         scales[r] *= static_cast<const float*>(row_factor)[first + r];
@@ -129,12 +131,12 @@ struct Bf16RowStore {
             hwy::Prefetch(out + static_cast<int64_t>(r) * stride + c0 + c);
           }
           const size_t columns = std::min(kColumns, part - c);
-          const size_t at = first * all_columns + (c0 + c) * kWidth;
-          for (size_t i = 0; i < columns * kWidth; i += kLanes) {
+          const size_t at = first * all_columns + (c0 + c) * width;
+          for (size_t i = 0; i < columns * width; i += kLanes) {
             hn::Store(LoadSum(d, accumulators, parts, at + i), d, sums + i);
           }
-          std::fill(sums + columns * kWidth, sums + kColumns * kWidth, 0.0f);
-          Turn(d, sums, scales, rows, turned + c);
+          std::fill(sums + columns * width, sums + kColumns * width, 0.0f);
+          Turn(d, sums, scales, width, rows, turned + c);
         }
         for (size_t r = 0; r < rows; ++r) {
           uint16_t* const to = out + static_cast<int64_t>(r) * stride + c0;

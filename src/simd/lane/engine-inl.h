@@ -120,7 +120,8 @@ struct LaneEngine : LaneProducts<Op> {
   }
 
   static size_t QueryAccumulatorBytes(int64_t queries, int64_t depth) {
-    const size_t rows = RoundUp(static_cast<size_t>(queries), PanelWidth(D()));
+    const size_t rows =
+        RoundUp(static_cast<size_t>(queries), QueryGrain<Op>(D()));
     return rows * static_cast<size_t>(depth) * sizeof(T);
   }
 
@@ -134,12 +135,13 @@ struct LaneEngine : LaneProducts<Op> {
     }
   }
 
-  static void UnpackQueryRows(const void* accumulator, int64_t /*queries*/,
+  static void UnpackQueryRows(const void* accumulator, int64_t queries,
                               int64_t depth, int64_t first, int64_t count,
                               void* rows, int64_t row_stride) {
-    const int64_t width = static_cast<int64_t>(PanelWidth(D()));
+    const int64_t panel = static_cast<int64_t>(PanelWidth(D()));
     for (int64_t r = 0; r < count;) {
-      const int64_t column = (first + r) % width;
+      const int64_t column = (first + r) % panel;
+      const int64_t width = std::min(panel, queries - (first + r - column));
       const int64_t columns = std::min(count - r, width - column);
       Transpose(Ptr(accumulator) + (first + r - column) * depth + column, width,
                 depth, columns, Ptr(rows) + r * row_stride, row_stride);
@@ -170,7 +172,9 @@ struct LaneEngine : LaneProducts<Op> {
       e.name = name;
       e.accumulator = accumulator;
       e.query_panel = static_cast<int64_t>(PanelWidth(D()));
+      e.query_grain = static_cast<int64_t>(QueryGrain<Op>(D()));
       e.key_panel = kTileKeys;
+      e.key_step = static_cast<int64_t>(Op::kPerLane);
       e.grad_left_is_score_left = Scores::kPerLane == 1;
       e.rounds_probabilities = Op::kPerLane * Op::kTerms == 2;
       e.backward_blocks = Blocks;

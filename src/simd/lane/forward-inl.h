@@ -45,6 +45,7 @@ class LaneForward : LaneProducts<Op> {
       p.index = panel;
       p.keys = run.map_.Keys(panel);
       p.column = panel * width;
+      p.width = run.map_.Width(panel);
       p.row_max = Ptr(block.row_max) + p.column;
       p.row_sum = Ptr(block.row_sum) + p.column;
       p.row_weight = block.row_weight == nullptr
@@ -54,7 +55,7 @@ class LaneForward : LaneProducts<Op> {
       if (!p.keys.empty()) {
         run.RunPanel(p);
       } else if (block.first) {
-        std::fill_n(p.out, run.value_dim_ * width, T(0));
+        std::fill_n(p.out, run.value_dim_ * p.width, T(0));
       }
     }
   }
@@ -70,18 +71,19 @@ class LaneForward : LaneProducts<Op> {
 
   // A panel of queries: the keys that it sees, and the state of its rows.
   struct Panel {
-    size_t index, column;
+    size_t index, column, width;
     Range keys;
     T *row_max, *row_sum, *row_weight, *out;
   };
 
   explicit LaneForward(const ForwardBlock& block)
       : block_(block),
-        map_(block, PanelWidth(D())),
+        map_(block, PanelWidth(D()), Op::kPerLane),
         head_dim_(static_cast<size_t>(block.head_dim)),
         value_dim_(static_cast<size_t>(block.value_dim)),
         general_(!block.score.plain() || !(block.score.scale > 0.0)),
         keeps_maxima_(!general_ && block.tiles == nullptr &&
+                      map_.keys() % 2 == 0 &&
                       (kPassesFour<Op> || Steps<Scores>(head_dim_) <=
                                               Products::ScoreDepthPart(block))),
         old_max_(Ptr(block.scratch)),
@@ -96,19 +98,20 @@ class LaneForward : LaneProducts<Op> {
             map_.panels() * RowBlocksOf(static_cast<size_t>(block.keys))) {}
 
   void RunPanel(const Panel& p) {
-    if (keeps_maxima_ && !Outgrown() && HaveMaxima(p) && ExpWithKeptMaxima(p)) {
+    if (keeps_maxima_ && p.width == PanelWidth(D()) && !Outgrown() &&
+        HaveMaxima(p) && ExpWithKeptMaxima(p)) {
       Add(sum_, p.row_sum);
       if (p.row_weight != nullptr) Add(weight_, p.row_weight);
       AddOutput(p, nullptr);
       return;
     }
-    std::copy_n(p.row_max, PanelWidth(D()), old_max_);
+    std::copy_n(p.row_max, p.width, old_max_);
     ScorePanel(p, to_memory_);
     MaxPass(p, general_);
     bool general = general_;
-    if (!general && HasLargeScores(D(), p.row_max)) {
+    if (!general && HasLargeScores(D(), p.row_max, p.width)) {
       general = true;
-      std::copy_n(old_max_, PanelWidth(D()), p.row_max);
+      std::copy_n(old_max_, p.width, p.row_max);
       MaxPass(p, general);
     }
     Rescale(p);
@@ -123,8 +126,8 @@ class LaneForward : LaneProducts<Op> {
   // Whether all rows have seen something, and nothing large.
   bool HaveMaxima(const Panel& p) const {
     const D d;
-    if (HasLargeScores(d, p.row_max)) return false;
-    for (size_t col = 0; col < PanelWidth(d); col += hn::Lanes(d)) {
+    if (HasLargeScores(d, p.row_max, p.width)) return false;
+    for (size_t col = 0; col < p.width; col += hn::Lanes(d)) {
       const auto max = hn::Load(d, p.row_max + col);
       if (!hn::AllTrue(d, hn::Gt(max, hn::Neg(hn::Inf(d))))) return false;
     }
@@ -163,7 +166,7 @@ class LaneForward : LaneProducts<Op> {
   }
 
   static PassArea Area(const Panel& p) {
-    return {p.keys.begin, p.keys.end, p.column};
+    return {p.keys.begin, p.keys.end, p.column, p.width};
   }
 
   template <class Sink>
@@ -175,7 +178,7 @@ class LaneForward : LaneProducts<Op> {
     Products::ScorePanel(
         d, PackedScores(block_.k_score),
         PackedScores(block_.q_score) + p.column * Steps<Scores>(head_dim_),
-        head_dim_, Products::ScoreDepthPart(block_), p.keys, v,
+        head_dim_, Products::ScoreDepthPart(block_), p.width, p.keys, v,
         scores_.s() + p.keys.begin * PanelWidth(d), sink);
   }
 
@@ -211,9 +214,9 @@ class LaneForward : LaneProducts<Op> {
   // What has been summed so far, to the new maxima.
   void Rescale(const Panel& p) const {
     const D d;
-    ForwardRescale(d, PanelWidth(d), old_max_, p.row_max, p.row_sum, factor_);
+    ForwardRescale(d, p.width, old_max_, p.row_max, p.row_sum, factor_);
     if (p.row_weight == nullptr) return;
-    for (size_t col = 0; col < PanelWidth(d); col += hn::Lanes(d)) {
+    for (size_t col = 0; col < p.width; col += hn::Lanes(d)) {
       hn::Store(
           hn::Mul(hn::Load(d, p.row_weight + col), hn::Load(d, factor_ + col)),
           d, p.row_weight + col);
@@ -240,7 +243,7 @@ class LaneForward : LaneProducts<Op> {
                            weight);
     }
     if (same_weight && p.row_weight != nullptr) {
-      std::copy_n(p.row_sum, PanelWidth(d), p.row_weight);
+      std::copy_n(p.row_sum, p.width, p.row_weight);
     }
   }
 
@@ -261,7 +264,8 @@ class LaneForward : LaneProducts<Op> {
                        k_elements * sizeof(ScoreElement)};
     for (size_t term = 0; term < Op::kTerms; ++term) {
       Products::QueryPanel(d, Packed(block_.v_grad), scores_.p(term),
-                           value_dim_, p.keys, !block_.first || term > 0,
+                           value_dim_, p.width, p.keys,
+                           !block_.first || term > 0,
                            term > 0 ? nullptr : factor, next_k, p.out);
     }
   }
@@ -273,7 +277,7 @@ class LaneForward : LaneProducts<Op> {
   // a negative one their maximum into a minimum.
   const bool general_;
   // The maxima of the keys before may serve. A sink takes sums over the whole
-  // depth.
+  // depth, of keys in pairs, and of whole panels.
   const bool keeps_maxima_;
   T *old_max_, *factor_, *shift_, *sum_, *weight_;
   ForwardScores<Op> scores_;

@@ -4,7 +4,8 @@
 // neighbours along the dimension that the role is summed over. Layouts, with W
 // = PanelWidth(d) and every dimension padded with zeros:
 //   kScoreLeft   [row][ScoreStride(depth)]
-//   kScoreRight  [row / W][depth / n][W]
+//   kScoreRight  [row / W][depth / n][W]; the last panel is only as wide as
+//                its rows, padded to QueryGrain(d)
 //   kGradLeft    [row / n][RowStride(depth)]
 //   kGradRight   [depth / W][row / n][W]; the last panel is only as many whole
 //                vectors wide as it needs
@@ -46,6 +47,15 @@ HWY_INLINE size_t PanelWidth(D d) {
 
 HWY_INLINE size_t RoundUp(size_t value, size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
+}
+
+// What the last panel's width is a multiple of: whole vectors, two where lanes
+// hold pairs, since two vectors of sums make one of bf16; and 16, the queries
+// that rowwise/staging.cc takes at a time and a cache line of f32.
+template <class Op, class D>
+HWY_INLINE size_t QueryGrain(D d) {
+  constexpr size_t kPerLane = std::max(Op::kPerLane, Op::Scores::kPerLane);
+  return std::min(PanelWidth(d), std::max<size_t>(kPerLane * hn::Lanes(d), 16));
 }
 
 // Lanes that `count` elements along a summed dimension take.
@@ -126,7 +136,7 @@ template <class Op, class D>
 HWY_INLINE size_t PackedBytesOf(D d, Role role, size_t rows, size_t depth) {
   size_t elements = 0;
   if (role == Role::kScoreRight) {
-    elements = RoundUp(rows, PanelWidth(d)) * Steps<Op>(depth);
+    elements = RoundUp(rows, QueryGrain<Op>(d)) * Steps<Op>(depth);
   } else if (role == Role::kScoreLeft) {
     elements = rows * ScoreStride<Op>(d, depth);
   } else {
@@ -145,7 +155,6 @@ HWY_INLINE bool PackRows(D d, Stored tag, Role role, const Rows& source,
   const size_t lanes = hn::Lanes(d);
   const size_t depth = static_cast<size_t>(source.depth);
   const size_t rows = static_cast<size_t>(source.rows);
-  const size_t width = PanelWidth(d);
   const auto* data = static_cast<const typename Stored::Type*>(source.data);
   const auto row_data = [&](size_t r) {
     return data + static_cast<int64_t>(r) * source.stride;
@@ -181,9 +190,10 @@ HWY_INLINE bool PackRows(D d, Stored tag, Role role, const Rows& source,
     pack_across(0, depth, packed);
     return finite;
   }
+  const size_t panel = PanelWidth(d);
   if (role == Role::kGradRight) {
-    for (size_t c0 = 0; c0 < depth; c0 += width) {
-      pack_across(c0, std::min(width, depth - c0),
+    for (size_t c0 = 0; c0 < depth; c0 += panel) {
+      pack_across(c0, std::min(panel, depth - c0),
                   packed + c0 * Steps<Op>(padded_rows));
     }
     return finite;
@@ -201,8 +211,9 @@ HWY_INLINE bool PackRows(D d, Stored tag, Role role, const Rows& source,
   constexpr size_t kMaxWidth =
       kBlockVectors * kMaxVectorBytes / sizeof(typename Op::Sum);
   HWY_ALIGN Element strip[kStrip * kMaxWidth];
-  const size_t strip_columns = RoundUp(kStrip, lanes);
-  for (size_t r0 = 0; r0 < padded_rows; r0 += width) {
+  const size_t strip_columns = RoundUp(std::min(kStrip, steps), lanes);
+  for (size_t r0 = 0; r0 < padded_rows; r0 += panel) {
+    const size_t width = std::min(panel, padded_rows - r0);
     if (as_they_stand && r0 + width <= rows) {
       // First, since rows in order come faster from afar than squares.
       for (size_t r = 0; r < width; ++r) {

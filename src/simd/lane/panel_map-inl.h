@@ -30,19 +30,28 @@ struct Range {
 // Which parts of a block are visible, in units of (16 keys, one panel).
 class PanelMap {
  public:
-  PanelMap(const Block& block, size_t panel_width)
+  PanelMap(const Block& block, size_t panel_width, size_t key_step)
       : block_(block),
         width_(panel_width),
-        groups_((static_cast<size_t>(block.keys) + kTileKeys - 1) / kTileKeys),
-        panels_(static_cast<size_t>(block.queries) / panel_width) {}
+        keys_(static_cast<size_t>(
+            block.CountedKeys(static_cast<int64_t>(key_step)))),
+        queries_(static_cast<size_t>(block.queries)),
+        groups_((keys_ + kTileKeys - 1) / kTileKeys),
+        panels_((queries_ + panel_width - 1) / panel_width) {}
 
+  // Those that count.
+  size_t keys() const { return keys_; }
   size_t groups() const { return groups_; }
   size_t panels() const { return panels_; }
+  // Columns of a panel, of which the last may have fewer.
+  size_t Width(size_t panel) const {
+    return std::min(width_, queries_ - panel * width_);
+  }
 
   TileState State(size_t group, size_t panel) const {
     if (block_.tiles == nullptr) return TileState::kVisible;
     const size_t first = panel * width_ / kTileQueries;
-    const size_t last = ((panel + 1) * width_ - 1) / kTileQueries;
+    const size_t last = (panel * width_ + Width(panel) - 1) / kTileQueries;
     const TileState* row = block_.tiles + group * block_.tile_stride;
     const TileState state = row[first];
     for (size_t tile = first + 1; tile <= last; ++tile) {
@@ -56,12 +65,11 @@ class PanelMap {
     const auto hidden = [&](size_t g) {
       return State(g, panel) == TileState::kHidden;
     };
-    const size_t keys = static_cast<size_t>(block_.keys);
-    if (block_.tiles == nullptr) return {0, keys};
+    if (block_.tiles == nullptr) return {0, keys_};
     Range range{0, groups_};
     while (!range.empty() && hidden(range.begin)) ++range.begin;
     while (!range.empty() && hidden(range.end - 1)) --range.end;
-    return {range.begin * kTileKeys, std::min(range.end * kTileKeys, keys)};
+    return {range.begin * kTileKeys, std::min(range.end * kTileKeys, keys_)};
   }
 
   // Hull of the panels that see any of the key rows [begin, end).
@@ -83,7 +91,7 @@ class PanelMap {
 
  private:
   const Block& block_;
-  const size_t width_, groups_, panels_;
+  const size_t width_, keys_, queries_, groups_, panels_;
 };
 
 }  // namespace HWY_NAMESPACE

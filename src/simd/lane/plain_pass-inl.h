@@ -45,7 +45,7 @@ HWY_INLINE void FourProbabilities(D d,
   ExpAbreast<4>(d, p0, p1, p2, p3);
 }
 
-// BackwardPass for keys in fours, as tiles have them.
+// BackwardPass for keys in fours, as tiles have them but the last.
 template <class Op, class D, class Scores>
 void PlainBackwardPass(D d, const PanelOptions<hn::TFromD<D>>& options,
                        const PassArea& area,
@@ -57,10 +57,11 @@ void PlainBackwardPass(D d, const PanelOptions<hn::TFromD<D>>& options,
     using V = hn::Vec<D>;
     const size_t width = PanelWidth(d);
     const size_t index = area.column / width;
-    for (size_t col = 0; col < width; col += hn::Lanes(d)) {
+    const size_t fours_end = area.key_end - (area.key_end - area.key_begin) % 4;
+    for (size_t col = 0; col < area.width; col += hn::Lanes(d)) {
       const V shift = hn::Load(d, panel.lse + col);
       const V delta = hn::Load(d, panel.delta + col);
-      for (size_t key = area.key_begin; key < area.key_end; key += 4) {
+      for (size_t key = area.key_begin; key < fours_end; key += 4) {
         const size_t raw = (key - panel.first_key) * width + col;
         V p0, p1, p2, p3;
         FourProbabilities(d, options, panel.s + raw, width, shift, p0, p1, p2,
@@ -76,6 +77,11 @@ void PlainBackwardPass(D d, const PanelOptions<hn::TFromD<D>>& options,
         scores.Store(d, index, key + 2, col, p2, ds2);
         scores.Store(d, index, key + 3, col, p3, ds3);
       }
+    }
+    if (fours_end < area.key_end) {
+      PassArea rest = area;
+      rest.key_begin = fours_end;
+      BackwardPass<Op, false, false>(d, options, rest, panel, scores);
     }
   }
 }
@@ -93,12 +99,13 @@ void PlainForwardPass(D d, const PanelOptions<hn::TFromD<D>>& options,
   } else {
     using V = hn::Vec<D>;
     const size_t width = PanelWidth(d);
-    for (size_t col = 0; col < width; col += hn::Lanes(d)) {
+    const size_t fours_end = area.key_end - (area.key_end - area.key_begin) % 4;
+    for (size_t col = 0; col < area.width; col += hn::Lanes(d)) {
       const V max = hn::Load(d, row_max + col);
       // As in ForwardExpPass: infinite inputs can leave a column without one.
       const V shift = hn::IfThenZeroElse(hn::Eq(max, hn::Neg(hn::Inf(d))), max);
       V sum = hn::Load(d, row_sum + col);
-      for (size_t key = area.key_begin; key < area.key_end; key += 4) {
+      for (size_t key = area.key_begin; key < fours_end; key += 4) {
         V p0, p1, p2, p3;
         FourProbabilities(d, options, scores.s() + key * width + col, width,
                           shift, p0, p1, p2, p3);
@@ -109,6 +116,12 @@ void PlainForwardPass(D d, const PanelOptions<hn::TFromD<D>>& options,
         sum = hn::Add(sum, hn::Add(hn::Add(p0, p1), hn::Add(p2, p3)));
       }
       hn::Store(sum, d, row_sum + col);
+    }
+    if (fours_end < area.key_end) {
+      PassArea rest = area;
+      rest.key_begin = fours_end;
+      ForwardExpPass<Op, false, false>(d, options, rest, scores, row_max,
+                                       row_sum, row_weight);
     }
   }
 }

@@ -164,16 +164,16 @@ struct LaneProducts {
     return scores > 2.0 ? 32 : kDepthPart;
   }
 
-  // One panel of S^T = L R (rows `keys` of the block, all columns of the
-  // panel), `out` its first row. A sink that is not memory takes sums over the
-  // whole depth: its steps must not exceed depth_part.
+  // One panel of S^T = L R (rows `keys` of the block, the panel's `width`
+  // columns), `out` its first row, W elements long. A sink that is not memory
+  // takes sums over the whole depth, of all W columns: its steps must not
+  // exceed depth_part.
   template <class Sink>
   static HWY_INLINE void ScorePanel(D d, const ScoreElement* left,
                                     const ScoreElement* right, size_t depth,
-                                    size_t depth_part, const Range& keys,
-                                    const Ahead& ahead, T* HWY_RESTRICT out,
-                                    Sink& sink) {
-    const size_t width = PanelWidth(d);
+                                    size_t depth_part, size_t width,
+                                    const Range& keys, const Ahead& ahead,
+                                    T* HWY_RESTRICT out, Sink& sink) {
     const size_t steps = Steps<Scores>(depth);
     const size_t stride = ScoreStride<Scores>(d, depth);
     const size_t blocks = RowBlocksOf(keys.end - keys.begin);
@@ -186,7 +186,7 @@ struct LaneProducts {
                                        0,
                                        right + part * width,
                                        out,
-                                       width,
+                                       PanelWidth(d),
                                        std::min(depth_part, steps - part),
                                        1,
                                        part > 0,
@@ -194,8 +194,8 @@ struct LaneProducts {
                                        next,
                                        next_step};
       if constexpr (Sink::kIsMemory) {
-        RowBlocks<Scores, true>(d, keys.end - keys.begin, kBlockVectors, p,
-                                sink);
+        RowBlocks<Scores, true>(d, keys.end - keys.begin, width / hn::Lanes(d),
+                                p, sink);
       } else {
         RowBlocksInto<Scores>(d, keys.end - keys.begin, p, sink);
       }
@@ -203,8 +203,9 @@ struct LaneProducts {
     }
   }
 
-  // dV += P^T dO or dK += dS^T Q for all keys of the block. `left` is
-  // [panel][key][Steps(W)], `right` kGradRight, `sum` [key][RowStride(depth)].
+  // dV += P^T dO or dK += dS^T Q for the keys of the block that count. `left`
+  // is [panel][key][Steps(W)], `right` kGradRight, `sum`
+  // [key][RowStride(depth)].
   static HWY_INLINE void KeyGradient(D d, const Block& block,
                                      const PanelMap& map, const Element* left,
                                      const Element* right, size_t depth,
@@ -213,9 +214,19 @@ struct LaneProducts {
     const size_t width = PanelWidth(d);
     const size_t steps = width / kPerLane;
     const size_t lanes = hn::Lanes(d);
-    const size_t keys = static_cast<size_t>(block.keys);
+    const size_t left_panel = static_cast<size_t>(block.keys) * steps;
+    const size_t keys = map.keys();
     const size_t queries = static_cast<size_t>(block.queries);
     const size_t stride = RowStride(d, depth);
+    // The last panel is summed by itself where a quarter of it and more is
+    // padding, or it is the only one.
+    const size_t used = static_cast<size_t>(block.UsedQueries());
+    const size_t last_steps =
+        Steps<Op>(used - std::min(used, (map.panels() - 1) * width));
+    const size_t whole = map.panels() > 1 && last_steps > steps / 4 * 3 &&
+                                 map.Width(map.panels() - 1) == width
+                             ? map.panels()
+                             : map.panels() - 1;
     // A panel of `right` (queries x 64 f32 = 32 KiB at 128 queries) stays in
     // L1 while all key rows pass.
     for (size_t c0 = 0; c0 < stride; c0 += width) {
@@ -243,33 +254,44 @@ struct LaneProducts {
           }
           continue;
         }
-        const Prod p{left + (panels.begin * keys + row) * steps,
-                     steps,
-                     1,
-                     keys * steps,
-                     panel + panels.begin * steps * panel_width,
-                     c,
-                     stride,
-                     steps,
-                     panels.end - panels.begin,
-                     add,
-                     nullptr,
-                     next,
-                     next_step};
-        next += NextBytes(p);
-        AnyRegisterBlock<Op, true>(d, rows, panel_width / lanes, p);
+        Prod p{left + panels.begin * left_panel + row * steps,
+               steps,
+               1,
+               left_panel,
+               panel + panels.begin * steps * panel_width,
+               c,
+               stride,
+               steps,
+               std::min(panels.end, whole) - std::min(panels.begin, whole),
+               add,
+               nullptr,
+               next,
+               next_step};
+        if (p.segments > 0) {
+          AnyRegisterBlock<Op, true>(d, rows, panel_width / lanes, p);
+          p.add = true;
+        }
+        if (panels.end > whole) {
+          p.a = left + whole * left_panel + row * steps;
+          p.b = panel + whole * steps * panel_width;
+          p.next += NextBytes(p);
+          p.steps = last_steps;
+          p.segments = 1;
+          AnyRegisterBlock<Op, true>(d, rows, panel_width / lanes, p);
+        }
+        next = p.next + NextBytes(p);
       }
     }
   }
 
-  // One panel of dQ^T += K^T dS^T or O^T = factor O^T + V^T P^T: `left`
-  // kGradLeft, `right` [Steps(key)][W], `sum` [depth][W], `factor` [W].
+  // One panel of dQ^T += K^T dS^T or O^T = factor O^T + V^T P^T, of `width`
+  // columns: `left` kGradLeft, `right` [Steps(key)][W], `sum` [depth][width],
+  // `factor` [width].
   static HWY_INLINE void QueryPanel(D d, const Element* left,
                                     const Element* right, size_t depth,
-                                    const Range& keys, bool add,
+                                    size_t width, const Range& keys, bool add,
                                     const T* factor, const Ahead& ahead,
                                     T* HWY_RESTRICT sum) {
-    const size_t width = PanelWidth(d);
     const size_t stride = RowStride(d, depth);
     if (keys.empty()) {
       if (!add) std::fill_n(sum, depth * width, T(0));
@@ -283,7 +305,7 @@ struct LaneProducts {
         1,
         stride,
         0,
-        right + first * width,
+        right + first * PanelWidth(d),
         sum,
         width,
         (keys.end - keys.begin) / kPerLane,
@@ -293,7 +315,7 @@ struct LaneProducts {
         static_cast<const char*>(ahead.data),
         ahead.Step(RowBlocksOf(depth), (keys.end - keys.begin) / kPerLane)};
     ToMemory sink;
-    RowBlocks<Op, false>(d, depth, kBlockVectors, p, sink);
+    RowBlocks<Op, false>(d, depth, width / hn::Lanes(d), p, sink);
   }
 };
 

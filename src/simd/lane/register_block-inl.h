@@ -82,7 +82,7 @@ inline constexpr size_t kTurn = 4;
 
 // Strides in elements. Sums run over `segments` runs of `steps` steps each, so
 // that A may lie in panels; B continues from one run to the next, each of its
-// rows as wide as the block.
+// rows as wide as the block, or as a whole panel where A is by columns.
 template <typename Element, typename Sum>
 struct Product {
   const Element* a;
@@ -177,7 +177,7 @@ HWY_NOINLINE void RegisterBlock(
 
   const size_t a_row = kUnitStep ? product.a_row : 1;
   const size_t a_step = kUnitStep ? 1 : product.a_step;
-  const size_t b_step = kVectors * lanes;
+  const size_t b_step = (kUnitStep ? kVectors : kBlockVectors) * lanes;
   const Element* HWY_RESTRICT b = product.b;
   const size_t next_step = product.next_step;
   const size_t next_half = next_step / 2;

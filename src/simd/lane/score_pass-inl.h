@@ -25,11 +25,12 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Rows [key_begin, key_end) of the panel that begins at column `column` of the
-// block.
+// block and has `width` columns; arrays of scores have rows of W all the same.
 struct PassArea {
   size_t key_begin;
   size_t key_end;
   size_t column;
+  size_t width;
 };
 
 // The part of ScoreOptions that a panel needs, with its pointers resolved.
@@ -117,10 +118,11 @@ HWY_INLINE hn::Mask<D> VisibleLanes(D d,
 // and finite.
 template <class D>
 HWY_INLINE bool HasLargeScores(D d,
-                               const hn::TFromD<D>* HWY_RESTRICT statistics) {
+                               const hn::TFromD<D>* HWY_RESTRICT statistics,
+                               size_t width) {
   using T = hn::TFromD<D>;
   auto large = hn::Not(AllLanes(d));
-  for (size_t col = 0; col < PanelWidth(d); col += hn::Lanes(d)) {
+  for (size_t col = 0; col < width; col += hn::Lanes(d)) {
     const auto size = hn::Abs(hn::Load(d, statistics + col));
     large = hn::Or(large, hn::And(hn::Gt(size, hn::Set(d, T(kLargeScore))),
                                   hn::Lt(size, hn::Inf(d))));
@@ -240,7 +242,7 @@ void BackwardPass(D d, const PanelOptions<hn::TFromD<D>> options,
     return Shift<Op::kExpDegree, kGeneral>(d, hn::Load(d, panel.lse + col));
   };
   if constexpr (Op::kPerLane == 1) {
-    for (size_t col = 0; col < width; col += lanes) {
+    for (size_t col = 0; col < area.width; col += lanes) {
       const V shift = shift_of(col);
       const V delta = hn::Load(d, panel.delta + col);
       for (size_t key = area.key_begin; key < area.key_end; ++key) {
@@ -251,7 +253,7 @@ void BackwardPass(D d, const PanelOptions<hn::TFromD<D>> options,
       }
     }
   } else {
-    for (size_t col = 0; col < width; col += 2 * lanes) {
+    for (size_t col = 0; col < area.width; col += 2 * lanes) {
       const V shift0 = shift_of(col);
       const V shift1 = shift_of(col + lanes);
       const V delta0 = hn::Load(d, panel.delta + col);
@@ -289,7 +291,7 @@ void ForwardMaxPass(D d, const PanelOptions<hn::TFromD<D>>& options,
   using V = hn::Vec<D>;
   const size_t lanes = hn::Lanes(d);
   const V hidden = hn::Neg(hn::Inf(d));
-  for (size_t col = 0; col < PanelWidth(d); col += lanes) {
+  for (size_t col = 0; col < area.width; col += lanes) {
     const auto score_of = [&](size_t key) HWY_ATTR {
       const size_t at = key * PanelWidth(d) + col;
       V score = hn::Load(d, s + at);
@@ -338,7 +340,7 @@ void ForwardExpPass(D d, const PanelOptions<hn::TFromD<D>> options,
   const auto add_to = [&](hn::TFromD<D>* to, V sum) HWY_ATTR {
     hn::Store(hn::Add(hn::Load(d, to), sum), d, to);
   };
-  for (size_t col = 0; col < PanelWidth(d); col += lanes) {
+  for (size_t col = 0; col < area.width; col += lanes) {
     const V max = hn::Load(d, row_max + col);
     // A column that has seen no key: exp(-inf - 0) is 0, exp(-inf + inf) NaN.
     const V shift = Shift<Op::kForwardExpDegree, kGeneral>(
