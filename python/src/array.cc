@@ -5,6 +5,8 @@
 #include <exception>
 #include <sstream>
 
+#include "python/src/tensor_exchange.h"
+
 namespace fa2::python {
 namespace {
 
@@ -93,6 +95,25 @@ InputArray::InputArray(const char* name, nb::handle object) : name_(name) {
   } else {
     data = TakeArray(object);
   }
+  SetData(data);
+}
+
+InputArray InputArray::OfTensor(const char* name, nb::handle object) {
+  ExchangedTensor tensor;
+  InputArray array(name);
+  if (object.is_none() || !ReadTensor(object, &tensor) ||
+      tensor.device_type != nb::device::cpu::value ||
+      !ParseDType({tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes},
+                  &array.view_.dtype)) {
+    return InputArray(name, object);
+  }
+  array.shape_.assign(tensor.shape, tensor.shape + tensor.ndim);
+  array.strides_.assign(tensor.strides, tensor.strides + tensor.ndim);
+  array.SetData(static_cast<const char*>(tensor.data) + tensor.byte_offset);
+  return array;
+}
+
+void InputArray::SetData(const void* data) {
   const bool empty = std::find(shape_.begin(), shape_.end(), 0) != shape_.end();
   // Where no stride is ever taken, libraries say different things; dense ones
   // pass every check for contiguous rows.
@@ -224,6 +245,10 @@ ConstTensorView InputArray::Vector() const {
 
 OutputArray::OutputArray(const char* name, nb::handle object)
     : array_(name, object) {}
+
+OutputArray OutputArray::OfTensor(const char* name, nb::handle object) {
+  return OutputArray(InputArray::OfTensor(name, object));
+}
 
 TensorView OutputArray::Writable(const ConstTensorView& view) {
   return {const_cast<void*>(view.data), view.dtype, view.sizes, view.strides};

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fa2/types.h"
@@ -33,6 +34,9 @@ Layout ParseLayout(const std::string& layout);
 class InputArray {
  public:
   InputArray(const char* name, nb::handle object);
+  // Of a tensor that ReadTensor (tensor_exchange.h) reads, which is taken
+  // without its autograd history; else the same. Whoever calls keeps it alive.
+  static InputArray OfTensor(const char* name, nb::handle object);
 
   bool given() const { return view_.data != nullptr; }
   DType dtype() const { return view_.dtype; }
@@ -50,6 +54,11 @@ class InputArray {
   ConstTensorView Vector() const;
 
  private:
+  explicit InputArray(const char* name) : name_(name) {}
+
+  // What is known of the array once its shape and strides are: `data` is where
+  // it lies.
+  void SetData(const void* data);
   const void* TakeDescriptor(PyObject* descriptor);
   const void* TakeArray(nb::handle object);
   [[noreturn]] void WrongRank(const char* wanted) const;
@@ -66,6 +75,7 @@ class InputArray {
 class OutputArray {
  public:
   OutputArray(const char* name, nb::handle object);
+  static OutputArray OfTensor(const char* name, nb::handle object);
 
   TensorView Tensor(Layout layout) const;
   TensorView RowValues(Layout layout) const;
@@ -74,6 +84,7 @@ class OutputArray {
   TensorView Vector() const;
 
  private:
+  explicit OutputArray(InputArray array) : array_(std::move(array)) {}
   static TensorView Writable(const ConstTensorView& view);
 
   InputArray array_;

@@ -29,15 +29,6 @@ Causal ParseCausal(const std::optional<std::string>& causal) {
           .c_str());
 }
 
-Precision ParsePrecision(const std::string& precision) {
-  if (precision == "fast") return Precision::kFast;
-  if (precision == "high") return Precision::kHigh;
-  if (precision == "exact") return Precision::kExact;
-  throw nb::value_error(("precision is \"" + precision +
-                         "\"; it must be \"fast\", \"high\" or \"exact\"")
-                            .c_str());
-}
-
 // The keyword arguments that forward and backward share.
 class Options {
  public:

@@ -29,6 +29,15 @@ void ThrowIfError(const Status& status) {
   throw std::runtime_error(status.message());
 }
 
+Precision ParsePrecision(const std::string& precision) {
+  if (precision == "fast") return Precision::kFast;
+  if (precision == "high") return Precision::kHigh;
+  if (precision == "exact") return Precision::kExact;
+  throw nb::value_error(("precision is \"" + precision +
+                         "\"; it must be \"fast\", \"high\" or \"exact\"")
+                            .c_str());
+}
+
 Context* ContextFor(std::optional<int> num_threads,
                     const std::optional<std::string>& pool) {
   const char* const forced = std::getenv("FA2_POOL");

@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "fa2/attention.h"
 #include "fa2/context.h"
 #include "fa2/status.h"
 
@@ -26,6 +27,9 @@ void ThrowIfError(const Status& status);
 Context* ContextFor(std::optional<int> num_threads,
                     const std::optional<std::string>& pool = std::nullopt);
 
+// Throws ValueError for another word than "fast", "high" or "exact".
+Precision ParsePrecision(const std::string& precision);
+
 // Runs call() without the GIL and throws if it failed. Arguments must have
 // been taken from Python before.
 template <class Call>
@@ -40,6 +44,7 @@ void RunWithoutGil(Call&& call) {
 
 // Each adds its functions to the module.
 void BindAttention(nanobind::module_& module);
+void BindPlainAttention(nanobind::module_& module);
 void BindTrainingOps(nanobind::module_& module);
 void BindVerify(nanobind::module_& module);
 void BindXlaFfi(nanobind::module_& module);

@@ -78,6 +78,7 @@ NB_MODULE(_core, module) {
   }
   module.attr("dtype_numbers") = dtypes;
   fa2::python::BindAttention(module);
+  fa2::python::BindPlainAttention(module);
   fa2::python::BindTrainingOps(module);
 #ifdef FA2_PYTHON_VERIFY
   fa2::python::BindVerify(module);

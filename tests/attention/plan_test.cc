@@ -438,6 +438,24 @@ TEST(Plan, WorkersFollowTheWork) {
   EXPECT_LT(workers(short_heads, 64), 64);
 }
 
+// A forward packs K, then V, and attends: two items of one head in a step, but
+// microseconds in all.
+TEST(Plan, SmallCallsWakeNobody) {
+  const auto workers = [](const Shape& shape, int threads) {
+    ForwardPlan plan;
+    PlanForward(ProblemOf(shape), EngineOf(true), threads, &plan);
+    return plan.workers;
+  };
+  const Shape one_head = {1, 8, 8, 16, false};
+  const Shape two_heads = {2, 16, 16, 32, false};
+  const Shape many_heads = {96, 128, 128, 64, false};
+  for (const int threads : {2, 16, 64}) {
+    EXPECT_EQ(workers(one_head, threads), 1);
+    EXPECT_EQ(workers(two_heads, threads), 1);
+    EXPECT_GT(workers(many_heads, threads), 1);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(, PlanTest, testing::Bool(),
                          [](const testing::TestParamInfo<bool>& info) {
                            return info.param ? "bitwise_block_invariant"

@@ -113,7 +113,7 @@ def _bias_gradient_buffer(dbias: Tensor, q: Tensor) -> Tensor:
     return dbias if dbias.dtype != torch.float64 else dbias.new_empty(dbias.shape, dtype=torch.float32)
 
 
-def _named(name: str, function, *arguments) -> None:
+def named(name: str, function, *arguments) -> None:
     """Runs function so that a profiler shows its time under an operator's name."""
     if _profiling():
         with record_function(name):
@@ -127,7 +127,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """(out, lse)."""
     out, lse = allocate_forward(q, v, options[0])
-    _named(
+    named(
         "fa2::attention", _core.attention_forward,
         *map(descriptor, (q, k, v, out, lse)),
         *_core_options(q, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, options),
@@ -144,7 +144,7 @@ def backward(
     outputs = list(grads)
     if outputs[3] is not None:
         outputs[3] = _bias_gradient_buffer(outputs[3], q)
-    _named(
+    named(
         "fa2::attention_backward", _core.attention_backward,
         *map(descriptor, (dout, q, k, v, out, lse, dlse)), None, *map(descriptor, outputs),
         *_core_options(q, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, options),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from fa2_cpu.torch import _plain
 from fa2_cpu.torch._ops import dense_attention
 from fa2_cpu.torch._tensors import FLOATS, check_tensor, transformed
 
@@ -48,6 +49,9 @@ def scaled_dot_product_attention(
       >>> out = fa2_cpu.torch.scaled_dot_product_attention(q, k, v, is_causal=True)
       >>> torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
     """
+    if attn_mask is None and dropout_p == 0.0 and (scale is None or type(scale) is float):
+        if _plain.takes(query, key, value, enable_gqa):
+            return _plain.attention(query, key, value, bool(is_causal), scale)
     problem = refusal(query, key, value, attn_mask, is_causal)
     if problem is not None:
         raise problem

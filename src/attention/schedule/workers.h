@@ -16,7 +16,7 @@ inline constexpr int64_t kWantedItems = 64;
 // if no step has more than `items` items. One more takes off time / n^2 and
 // costs a microsecond to wake and to wait for (three steps of nothing: 19 us on
 // 16 threads, 30 on 32, 50 on 64), so the best n is the square root of the time
-// that one would take.
+// that one would take. None is woken for a few microseconds of work.
 int UsefulWorkers(int threads, double operations, int64_t items);
 
 }  // namespace fa2::attention

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of [B, H, N, D] tensors with no option but the causal mask and the scale: the shortest way to the core.
+
+The results are those of the general way, _operators.call. A call of a few short heads takes as long in
+Python as in the core, and here a third of what it takes there.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from fa2_cpu import _core
+from fa2_cpu.torch import _operators
+from fa2_cpu.torch._compute import AttentionOptions, empty_in_order, named, num_threads, resolve_precision
+from fa2_cpu.torch._tensors import FLOATS, descriptor, unwatched
+
+
+# Tensors as they are where PyTorch has a table of C functions that the core reads them by.
+_EXCHANGED = _core.use_tensor_exchange(Tensor)
+
+
+def takes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:
+    """Whether attention() is for these: dense 4-D CPU tensors that fit, and nobody watches the operators of the call."""
+    if query is None or key is None or value is None:
+        return False
+    if not unwatched((query, key, value)) or torch.is_autocast_enabled("cpu"):
+        return False
+    dtype = query.dtype
+    if dtype not in FLOATS or key.dtype is not dtype or value.dtype is not dtype:
+        return False
+    for x in (query, key, value):
+        if not x.is_cpu or x.layout is not torch.strided or x.is_nested or x.is_neg() or x.dim() != 4:
+            return False
+    batch, heads, _, _ = query.shape
+    k_batch, k_heads, _, _ = key.shape
+    v_batch, v_heads, _, _ = value.shape
+    return batch == k_batch == v_batch and k_heads == v_heads and (heads == k_heads or enable_gqa)
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: Optional[float]) -> Tensor:
+    """out of tensors that takes() has accepted; differentiable."""
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return PlainAttention.apply(query, key, value, causal, scale)
+    return _forward(query, key, value, None, causal, scale)
+
+
+def _empty(x: Tensor, depth: int) -> Tensor:
+    """A tensor for rows of so many elements that lies in memory as x does."""
+    if x.shape[3] == depth and x.is_contiguous():
+        return torch.empty_like(x)
+    return empty_in_order(x, (*x.shape[:3], depth), "bhsd")
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, lse: Optional[Tensor], causal: bool, scale: Optional[float]) -> Tensor:
+    out = _empty(q, v.shape[3])
+    tensors = (q, k, v, out, lse) if _EXCHANGED else map(descriptor, (q, k, v, out, lse))
+    precision = resolve_precision("torch", q.dtype)
+    named("fa2::attention", _core.plain_attention_forward, *tensors, causal, scale, precision, num_threads())
+    return out
+
+
+class PlainAttention(torch.autograd.Function):
+    """The derivative; lse is kept, but is no result."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal, scale):
+        dtype = torch.float64 if q.dtype is torch.float64 else torch.float32
+        lse = torch.empty(q.shape[:3], dtype=dtype, device=q.device)
+        out = _forward(q, k, v, lse, causal, scale)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.causal, ctx.scale = causal, scale
+        ctx.set_materialize_grads(False)
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        if dout is None:
+            return None, None, None, None, None
+        q, k, v, out, lse = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        # With create_graph the operator is called, whose own derivative refuses.
+        if torch.is_grad_enabled() or not unwatched((dout, q, k, v, out)):
+            options = AttentionOptions("bhsd", ctx.scale, "top_left" if ctx.causal else "")
+            none = (None,) * 7  # dlse, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox
+            flags = [*wanted, False, False, False]
+            grads = _operators.attention_backward_op(dout, q, k, v, out, lse, *none, *options, flags)
+            return (*(g if want else None for g, want in zip(grads, wanted)), None, None)
+        dq = _empty(q, q.shape[3]) if wanted[0] else None
+        dk = _empty(k, k.shape[3]) if wanted[1] else None
+        dv = _empty(v, v.shape[3]) if wanted[2] else None
+        if dout.is_neg():
+            dout = dout.resolve_neg()
+        tensors = (dout, q, k, v, out, lse, dq, dk, dv)
+        named(
+            "fa2::attention_backward", _core.plain_attention_backward,
+            *(tensors if _EXCHANGED else map(descriptor, tensors)),
+            ctx.causal, ctx.scale, resolve_precision("torch", q.dtype), num_threads(),
+        )  # fmt: skip
+        return dq, dk, dv, None, None
