@@ -2,12 +2,15 @@
 """fa2_cpu.distributed: the efficiency of n processes on one machine, and a model that predicts other machines.
 
     python bench/distributed.py [--processes 2] [--tokens 16384 ...] [--method ring ulysses] [--link 10gbit] [--json FILE]
+    python bench/distributed.py --profile [--timeline FILE]                  # how much of the messages computing hides
+    python bench/distributed.py --processes 8 --share --tokens 262144        # memory: more processes than cores
     python bench/distributed.py --table --rate 1.5e12 --bandwidth 1.25e9     # no measurement: the model's tables
 
 Efficiency is the time of one process with all cores over the time of n processes with 1/n of the cores each, both
 pinned, in turns; a call is a causal forward and backward. --link (as root) puts each process into a network namespace
 of its own, on virtual links of that rate (tc-tbf). Measured in the same run: what a rank computes alone, the bandwidth
-between two ranks and the processor time that a byte takes. From these the model predicts each time.
+between two ranks and the processor time that a byte takes. From these the model (distributed_model.py) predicts each
+time. The memory of a rank is the growth of its peak over all calls so far; give one N for the memory of that N.
 """
 
 from __future__ import annotations
@@ -23,93 +26,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from distributed_model import Machine, Shape, predict, table
 
 DTYPES = ("bf16", "f32")
 BRIDGE, PREFIX = "fa2bench", "10.201.77"
-
-
-class Shape(NamedTuple):
-    tokens: int
-    heads: int
-    kv_heads: int
-    depth: int
-    bytes: int  # of an element
-
-    def flops(self) -> float:
-        """Forward (4 N² D H / 2) and backward (10 N² D H / 2), causal."""
-        return 14 * self.tokens**2 * self.depth * self.heads / 2
-
-
-class Machine(NamedTuple):
-    rate: float  # floating-point operations a second of one rank
-    bandwidth: float  # bytes a second, each way
-    latency: float  # seconds a message
-    byte_time: float  # processor seconds of a rank for a byte sent and one received
-    touch_time: float  # seconds for a byte of a buffer that is new: the first write
-    call_time: float  # seconds of a call beside the above: comparing arguments, starting
-
-
-def ring_bytes(shape: Shape, ranks: int) -> tuple[float, float]:
-    """Bytes that a rank sends in a forward and in a backward: K and V; K, V, and dK and dV in f32.
-
-    Causal with zigzag: a rank sends half of its rows to ranks behind it and all to those before, 3/4 on average.
-    """
-    rows = 0.75 * (ranks - 1) * shape.tokens / ranks
-    elements = rows * 2 * shape.kv_heads * shape.depth
-    return elements * shape.bytes, elements * (shape.bytes + 4)
-
-
-def ulysses_bytes(shape: Shape, ranks: int) -> tuple[float, float]:
-    """Q, K, V, out and lse; dout and lse's gradient, dQ, dK and dV in f32."""
-    rows = shape.tokens / ranks * (ranks - 1) / ranks
-    kv = max(shape.kv_heads, ranks)
-    forward = rows * (2 * (shape.heads + kv) * shape.depth * shape.bytes + 4 * shape.heads)
-    backward = rows * (shape.heads * shape.depth * (shape.bytes + 4) + 2 * kv * shape.depth * 4 + 4 * shape.heads)
-    return forward, backward
-
-
-def new_bytes(shape: Shape, ranks: int, sent: tuple[float, float]) -> float:
-    """Bytes of buffers that a rank makes in a forward and a backward: sums in f32, results, messages in and out."""
-    rows = shape.tokens / ranks * shape.depth
-    queries = shape.heads * (4 + shape.bytes + 3 * 4 + shape.bytes)  # out; dQ and the product for delta
-    keys = 2 * shape.kv_heads * (4 + shape.bytes)
-    return rows * (queries + keys) + 2 * sum(sent)
-
-
-def predict(shape: Shape, ranks: int, method: str, machine: Machine) -> float:
-    """Seconds of a forward and a backward."""
-    compute = shape.flops() / ranks / machine.rate
-    if ranks == 1:
-        return compute
-    sent = ring_bytes(shape, ranks) if method == "ring" else ulysses_bytes(shape, ranks)
-    handling = sum(sent) * machine.byte_time
-    touched = new_bytes(shape, ranks, sent) * machine.touch_time
-    on_the_wire = sum(sent) / machine.bandwidth
-    if method == "ulysses":
-        return compute + touched + max(handling, on_the_wire) + 2 * (ranks - 1) * machine.latency + machine.call_time
-    # Of ring's steps the first computes what a rank has itself; the others' messages are under way meanwhile.
-    total = machine.call_time + touched
-    for part, bytes_sent in zip((4 / 14, 10 / 14), sent):
-        busy = (compute * part + bytes_sent * machine.byte_time) / ranks
-        wire = bytes_sent / (ranks - 1) / machine.bandwidth + machine.latency
-        total += busy + (ranks - 1) * max(busy, wire)
-        if part > 0.5:
-            total += max(0.0, wire - busy)  # the last dK and dV, which nothing hides
-    return total
-
-
-def hidden_from(ranks: int, shape: Shape, machine: Machine) -> int:
-    """The least N, a power of 2, at which ring's messages take no longer than the steps that hide them."""
-    tokens = 1024
-    while tokens < 1 << 30:
-        at = shape._replace(tokens=tokens)
-        compute = at.flops() / ranks / machine.rate / ranks
-        if sum(ring_bytes(at, ranks)) / (ranks - 1) / machine.bandwidth <= compute:
-            break
-        tokens *= 2
-    return tokens
 
 
 # What follows runs in the processes that are measured.
@@ -141,6 +64,7 @@ def worker(arguments: argparse.Namespace) -> None:
     print(json.dumps(_link(dist, torch, rank, world)), flush=True)
     for line in sys.stdin:
         tokens, method = line.split()
+        before = _peak()
         parts = _inputs(_rank_shape(arguments, int(tokens)), arguments.dtype)
         if world > 1:
             parts = fd.shard(parts, dim=2)
@@ -159,14 +83,33 @@ def worker(arguments: argparse.Namespace) -> None:
             return time.perf_counter() - start
 
         seconds = call()
-        waited = 0.0
-        if arguments.profile:
+        answer = dict(seconds=seconds, memory=_peak() - before)
+        if arguments.profile and world > 1:
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
                 call()
             waits = [e.cpu_time_total for e in profile.key_averages() if e.key == "fa2::distributed wait"]
-            waited = sum(waits) / 1e6
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps(dict(seconds=seconds, wait=waited, memory=memory)), flush=True)
+            answer["wait"] = sum(waits) / 1e6
+            answer["messages"] = _without_blocks(call)
+            if arguments.timeline and rank == 0:
+                profile.export_chrome_trace(arguments.timeline)
+        print(json.dumps(answer), flush=True)
+
+
+def _peak() -> int:
+    """Bytes that this process has held at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _without_blocks(call: Callable[[], float]) -> float:
+    """Seconds of a call that sends everything and computes no block."""
+    from fa2_cpu.distributed import _blocks
+
+    kept = _blocks.forward, _blocks.backward
+    _blocks.forward = _blocks.backward = lambda *arguments: None
+    try:
+        return call()
+    finally:
+        _blocks.forward, _blocks.backward = kept
 
 
 def _link(dist: Any, torch: Any, rank: int, world: int) -> dict[str, float]:
@@ -237,16 +180,17 @@ class Group:
     def __init__(self, arguments: argparse.Namespace, world: int, prefixes: list[list[str]], store: str) -> None:
         cores = sorted(os.sched_getaffinity(0))
         each = len(cores) // world
-        if each == 0:
-            raise SystemExit(f"{len(cores)} cores are fewer than {world} processes")
+        if each == 0 and not arguments.share:
+            raise SystemExit(f"{len(cores)} cores are fewer than {world} processes; --share puts several on one")
         self.processes = []
         for rank in range(world):
-            own = cores[rank * each : (rank + 1) * each]
+            own = cores[rank * each : (rank + 1) * each] if each else [cores[rank % len(cores)]]
             command = [
                 *prefixes[rank], "taskset", "-c", ",".join(map(str, own)), sys.executable, os.path.abspath(__file__),
-                "--worker", f"--rank={rank}", f"--world={world}", f"--threads={each}", f"--store={store}",
+                "--worker", f"--rank={rank}", f"--world={world}", f"--threads={len(own)}", f"--store={store}",
                 f"--heads={arguments.heads}", f"--kv-heads={arguments.kv_heads}", f"--depth={arguments.depth}",
                 f"--dtype={arguments.dtype}", *(["--profile"] if arguments.profile else []),
+                *([f"--timeline={arguments.timeline}"] if arguments.timeline else []),
             ]  # fmt: skip
             self.processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         self.link = self._read()[0]
@@ -276,50 +220,59 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         if arguments.link:
             prefixes = stack.enter_context(namespaces(world, arguments.link))
         many = Group(arguments, world, prefixes, f"file://{folder}/many")
-        one = Group(arguments, 1, [[]], f"file://{folder}/one")
+        one = None if arguments.share else Group(arguments, 1, [[]], f"file://{folder}/one")
         for tokens in arguments.tokens:
             for method in arguments.method:
-                pairs = []
-                for _ in range(arguments.rounds):
-                    pairs.append((one.call(tokens, method), many.call(tokens, method)))
-                single = statistics.median(a["seconds"] for a, _ in pairs)
-                several = statistics.median(b["seconds"] for _, b in pairs)
-                shape = _rank_shape(arguments, tokens)
-                # A rank has 1/n of the cores: its rate is taken as that part of the single process's.
-                machine = Machine(shape.flops() / single / world, many.link["bandwidth"], many.link["latency"],
-                                  many.link["byte_time"], many.link["touch_time"], 10 * many.link["latency"])  # fmt: skip
-                expected = predict(shape, world, method, machine)
-                rows.append(dict(
-                    tokens=tokens, method=method, processes=world, link=arguments.link or "loopback", one=single,
-                    many=several, efficiency=single / several, predicted=expected, wait=pairs[-1][1]["wait"],
-                    memory=pairs[-1][1]["memory"], **many.link,
-                ))  # fmt: skip
-                print(
-                    f"N {tokens:7}  {method:8} {world} processes, {rows[-1]['link']}: one {single:.3f} s, "
-                    f"{world}: {several:.3f} s, efficiency {single / several:.3f}; predicted {expected:.3f} s "
-                    f"({100 * (expected / several - 1):+.0f}%); {many.link['bandwidth'] / 1e9:.2f} GB/s, "
-                    f"{many.link['byte_time'] * 1e9:.2f} ns a byte sent, {many.link['touch_time'] * 1e9:.2f} ns a new one, {many.link['latency'] * 1e6:.0f} µs a message; a rank's "
-                    f"peak {rows[-1]['memory'] / 2**20:.0f} MiB", flush=True,
-                )  # fmt: skip
+                row = dict(tokens=tokens, method=method, processes=world, link=arguments.link or "loopback")
+                rows.append(row | _one_row(arguments, _rank_shape(arguments, tokens), method, one, many))
+                print(_line(rows[-1]), flush=True)
         many.close()
-        one.close()
+        if one:
+            one.close()
     return rows
 
 
-def table(arguments: argparse.Namespace) -> None:
+def _one_row(arguments: argparse.Namespace, shape: Shape, method: str, one: Group | None, many: Group) -> dict[str, Any]:
+    alone, together = [], []
+    for _ in range(arguments.rounds):
+        if one:
+            alone.append(one.call(shape.tokens, method)["seconds"])
+        together.append(many.call(shape.tokens, method))
+    row = dict(many=statistics.median(x["seconds"] for x in together), **many.link)
+    # The first call of a process is the one that allocates.
+    row["memory"] = max(x["memory"] for x in together)
+    if one:
+        single, ranks = statistics.median(alone), arguments.processes
+        # A rank has 1/n of the cores: its rate is taken as that part of the single process's.
+        machine = Machine(shape.flops() / single / ranks, many.link["bandwidth"], many.link["latency"],
+                          many.link["byte_time"], many.link["touch_time"], 10 * many.link["latency"])  # fmt: skip
+        row |= dict(one=single, efficiency=single / row["many"], predicted=predict(shape, ranks, method, machine))
+    if arguments.profile and method == "ring":
+        # Of the rank that waits most. Ulysses computes nothing while its messages are under way.
+        row["wait"] = statistics.median(x["wait"] for x in together)
+        row["messages"] = statistics.median(x["messages"] for x in together)
+        row["hidden"] = max(0.0, 1 - row["wait"] / row["messages"])
+    return row
+
+
+def _line(row: dict[str, Any]) -> str:
+    text = f"N {row['tokens']:7}  {row['method']:8} {row['processes']} processes, {row['link']}: {row['many']:.3f} s"
+    if "one" in row:
+        text += f", one {row['one']:.3f} s, efficiency {row['efficiency']:.3f}; predicted {row['predicted']:.3f} s"
+        text += f" ({100 * (row['predicted'] / row['many'] - 1):+.0f}%)"
+    if "hidden" in row:
+        text += f"; messages alone {row['messages']:.3f} s, waited {row['wait']:.3f} s, {100 * row['hidden']:.0f}% hidden"
+    if "bandwidth" in row:
+        text += f"; {row['bandwidth'] / 1e9:.2f} GB/s, {row['byte_time'] * 1e9:.2f} ns a byte sent, "
+        text += f"{row['touch_time'] * 1e9:.2f} ns a new one, {row['latency'] * 1e6:.0f} µs a message"
+    return text + f"; a rank's memory {row['memory'] / 2**20:.0f} MiB"
+
+
+def print_table(arguments: argparse.Namespace) -> None:
     machine = Machine(arguments.rate, arguments.bandwidth, arguments.latency, 0.0, 0.0, 1e-3)
-    shape = _rank_shape(arguments, 0)
     print(f"{arguments.heads} heads, {arguments.kv_heads} of keys, D {arguments.depth}, {arguments.dtype}; a machine "
           f"{arguments.rate / 1e12:.2f} TFLOP/s, {arguments.bandwidth / 1e9:.2f} GB/s, {arguments.latency * 1e6:.0f} µs")  # fmt: skip
-    print("| machines | " + " | ".join(f"N {n:,}" for n in arguments.tokens) + " | messages hidden from N |")
-    print("|---" * (len(arguments.tokens) + 2) + "|")
-    for ranks in (8, 32, 128, 512, 1024):
-        cells = []
-        for tokens in arguments.tokens:
-            at = shape._replace(tokens=tokens)
-            seconds = predict(at, ranks, "ring", machine)
-            cells.append(f"{seconds:.3g} s ({100 * at.flops() / arguments.rate / ranks / seconds:.0f}%)")
-        print(f"| {ranks} | " + " | ".join(cells) + f" | {hidden_from(ranks, shape, machine):,} |")
+    table(_rank_shape(arguments, 0), arguments.tokens, machine)
 
 
 def main() -> None:
@@ -333,7 +286,9 @@ def main() -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--link", help="a rate as tc writes it; needs root")
-    parser.add_argument("--profile", action="store_true", help="one more call under PyTorch's profiler: time waited")
+    parser.add_argument("--share", action="store_true", help="more processes than cores, for memory: not their times")
+    parser.add_argument("--profile", action="store_true", help="more calls: time waited for messages, messages alone")
+    parser.add_argument("--timeline", help="with --profile, a file for rank 0's calls in Chrome's format")
     parser.add_argument("--json", help="a file for the numbers, with the machine")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--rate", type=float, default=1e12, help="of a machine, operations a second")
@@ -347,7 +302,7 @@ def main() -> None:
     if arguments.worker:
         worker(arguments)
     elif arguments.table:
-        table(arguments)
+        print_table(arguments)
     else:
         rows = measure(arguments)
         if arguments.json:

@@ -56,3 +56,23 @@ def test_training_steps(tmp_path):
     saved.write_text(json.dumps(report))
     run = _run("train_step.py", "--tokens", "16", *sizes, "--json", str(saved))
     assert run.returncode == 1 and "is of another machine, version, build or day" in run.stdout
+
+
+@pytest.mark.skipif(shutil.which("taskset") is None, reason="needs taskset")
+def test_several_processes(tmp_path):
+    pytest.importorskip("torch")
+    saved, timeline = tmp_path / "distributed.json", tmp_path / "timeline.json"
+    run = _run("distributed.py", "--tokens", "64", "--heads", "2", "--kv-heads", "1", "--depth", "16", "--rounds", "1", "--share",
+               "--profile", "--timeline", str(timeline), "--json", str(saved))  # fmt: skip
+    assert run.returncode == 0, run.stdout
+    (row,) = json.loads(saved.read_text())["rows"]
+    assert row["many"] > 0 and row["messages"] > 0 and 0 <= row["hidden"] <= 1
+    names = {event.get("name") for event in json.loads(timeline.read_text())["traceEvents"]}
+    assert {"fa2::distributed block", "fa2::distributed wait"} <= names
+
+
+def test_the_model_of_several_machines():
+    run = _run("distributed.py", "--table", "--tokens", "65536", "1048576")
+    assert run.returncode == 0, run.stdout
+    rows = [line for line in run.stdout.splitlines() if line.startswith("| ")][1:]
+    assert [row.split("|")[1].strip() for row in rows] == ["8", "32", "128", "512", "1024"]
