@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fa2 inside training runs: a compiled step, two processes with DistributedDataParallel, DataLoader workers."""
+"""fa2 inside training runs: a compiled step, DataLoader workers."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -57,50 +55,6 @@ def test_training_follows_pytorch():
 def test_compiled_training_step():
     model = _model()
     assert _losses(torch.compile(model, fullgraph=True)) == pytest.approx(_losses(_model()), rel=1e-4)
-
-
-def test_distributed_data_parallel(tmp_path):
-    """Two gloo processes: both end with the parameters that one process with both halves gets."""
-    code = """
-import os, sys, time, torch, torch.distributed as dist
-sys.path.insert(0, sys.argv[3])
-from test_torch_training import _model
-rank = int(sys.argv[1])
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
-model = torch.nn.parallel.DistributedDataParallel(_model())
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-x = torch.randn(4, 17, 32, generator=torch.Generator().manual_seed(1))
-for _ in range(3):
-    optimizer.zero_grad()
-    model(x[2 * rank : 2 * rank + 2]).square().mul(x[2 * rank : 2 * rank + 2]).mean().backward()
-    optimizer.step()
-torch.save([p.detach() for p in model.parameters()], f"{sys.argv[2]}.{rank}")
-# gloo aborts a process whose peer leaves while it still talks to it, or while its own threads end: both wait
-# until the other is done, and leave without ending anything.
-open(f"{sys.argv[2]}.done.{rank}", "w").close()
-while not os.path.exists(f"{sys.argv[2]}.done.{1 - rank}"):
-    time.sleep(0.01)
-os._exit(0)
-"""
-    store = str(tmp_path / "store")
-    here = os.path.dirname(__file__)
-    processes = [subprocess.Popen([sys.executable, "-c", code, str(rank), store, here]) for rank in range(2)]
-    try:
-        assert [process.wait(timeout=240) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
-    model = _model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    x = torch.randn(4, 17, 32, generator=torch.Generator().manual_seed(1))
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(x).square().mul(x).mean().backward()
-        optimizer.step()
-    for rank in range(2):
-        for a, b in zip(torch.load(f"{store}.{rank}"), model.parameters()):
-            torch.testing.assert_close(a, b.detach(), rtol=1e-4, atol=1e-6)
 
 
 class _Attending(torch.utils.data.Dataset):
