@@ -95,13 +95,6 @@ def test_bias_of_another_dtype(dtype, bias_dtype):
     assert grad.dtype == bias_dtype and relative_l2(grad.double(), expected) <= bound
 
 
-def test_double_backward_is_refused():
-    q, k, v = _tensors()
-    (gradient,) = torch.autograd.grad(scaled_dot_product_attention(q, k, v).sum(), q, create_graph=True)
-    with pytest.raises(NotImplementedError, match="second derivative"):
-        gradient.sum().backward()
-
-
 def test_partial_gradients():
     """Only what requires a gradient gets one, and the others change nothing."""
     q, k, v = _tensors()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.func and forward-mode AD: right, or refused; profilers; whether fa2 is in place."""
+"""torch.func and forward-mode AD; profilers; whether fa2 is in place."""
 
 import pytest
 
@@ -39,16 +39,22 @@ def test_jvp(qkv, sdpa):
         torch.testing.assert_close(forward_ad.unpack_dual(sdpa(*dual)).tangent, got)
 
 
-def test_transforms_of_attention_are_refused(qkv):
+def test_transforms_of_attention(qkv):
     def out(q, k, v):
         return fa2_cpu.torch.attention(q, k, v)[0]
 
-    with pytest.raises(NotImplementedError, match="forward-mode"):
-        jvp(out, tuple(qkv), tuple(qkv))
-    with pytest.raises(NotImplementedError, match="torch.autograd.grad"):
-        grad(lambda q: out(q, *qkv[1:]).sum())(qkv[0])
-    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
-        out(forward_ad.make_dual(qkv[0], qkv[0]), *qkv[1:])
+    q, k, v = qkv
+    tangents = [x.flip(0) for x in qkv]
+    got, expected = (jvp(f, (q, k, v), tuple(tangents))[1] for f in (out, _plain))
+    torch.testing.assert_close(got, expected)
+    with forward_ad.dual_level():
+        dual = out(*(forward_ad.make_dual(*pair) for pair in zip(qkv, tangents)))
+        torch.testing.assert_close(forward_ad.unpack_dual(dual).tangent, expected)
+    stacked = [torch.stack((x, x.flip(0))) for x in qkv]
+    torch.testing.assert_close(vmap(out)(*stacked), vmap(_plain)(*stacked))
+    got, expected = (vmap(grad(lambda *x: f(*x).square().sum(), (0, 1, 2)))(*stacked) for f in (out, _plain))
+    for a, b in zip(got, expected):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_grad_and_vmap_of_grad(qkv, sdpa):

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from fa2_cpu.torch import _operators  # noqa: F401: registers the operators
+from fa2_cpu.torch import _derivatives  # noqa: F401: registers the operators
 
 # The positions of batch and heads in q, k and v, and in lse.
 _BATCH_HEADS = {"bhsd": (0, 1), "bshd": (0, 2), "thd": (None, 1)}

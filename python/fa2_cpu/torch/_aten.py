@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fa2_cpu.torch import _aten_efficient, _aten_flash, _sdpa
-from fa2_cpu.torch._tensors import transformed
 
 
 def _sdpa_kernel(
@@ -29,7 +28,7 @@ def _sdpa_kernel(
         not torch.backends.cuda.flash_sdp_enabled()  # False inside sdpa_kernel(SDPBackend.MATH)
         or _sdpa.refusal(query, key, value, attn_mask, is_causal) is not None
         or min(query.dim(), key.dim(), value.dim()) < 3
-        or transformed()
+        or torch._C._are_functorch_transforms_active()
     )
     compute = _sdpa.pytorch if pytorch else _sdpa.compute
     return compute(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)

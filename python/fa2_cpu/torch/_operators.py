@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fa2::attention and fa2::attention_backward: operators of torch.library with autograd and fake kernels.
+"""fa2::attention and fa2::attention_backward: operators of torch.library with fake kernels.
 
-What compiles, traces, transforms or records operators sees these; a plain call goes past them, with
-the same derivative (Attention).
+What compiles, traces or records operators sees these; a plain call goes past them, with the same
+derivatives (fa2_cpu.torch._derivatives).
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from torch import Tensor
 
 from fa2_cpu.torch import _compute
 from fa2_cpu.torch._compute import AttentionOptions
-from fa2_cpu.torch._tensors import unwatched
 
 _TENSORS = 9  # q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox come before options
-_DIFFERENTIABLE = 6
 
 
 @torch.library.custom_op("fa2::attention", mutates_args=(), device_types="cpu")
@@ -101,74 +99,3 @@ def _without_none(grads: Sequence[Optional[Tensor]], q: Tensor) -> tuple[Tensor,
 def _attention_backward_fake(dout, q, k, v, out, lse, dlse, bias, alibi_slopes, sinks, *rest):
     *_, layout = rest[:4]
     return _without_none(_compute.allocate_backward(q, k, v, bias, alibi_slopes, sinks, layout, rest[-1]), q)
-
-
-def _save(ctx, tensors, options: AttentionOptions, out: Tensor, lse: Tensor) -> None:
-    ctx.save_for_backward(*tensors, out, lse)
-    ctx.options = options
-    ctx.set_materialize_grads(False)  # lse is rarely used, and then costs no gradient of zeros
-
-
-def _gradients(ctx, dout: Optional[Tensor], dlse: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
-    """Of the differentiable inputs, None where not wanted."""
-    (q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, out, lse) = ctx.saved_tensors
-    if dout is None and dlse is None:
-        return (None,) * _DIFFERENTIABLE
-    if dout is None:
-        dout = torch.zeros_like(out)
-    wanted = list(ctx.needs_input_grad[:_DIFFERENTIABLE])
-    tensors = (dout, q, k, v, out, lse, dlse, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox)
-    # With create_graph the operator is called, whose own derivative refuses.
-    if not torch.is_grad_enabled() and unwatched(tensors):
-        grads = _compute.backward(*tensors, ctx.options, wanted)
-    else:
-        grads = attention_backward_op(*tensors, *ctx.options, wanted)
-    return tuple(g if want and g is not None else None for g, want in zip(grads, wanted))
-
-
-def _setup_context(ctx, inputs, output):
-    _save(ctx, inputs[:_TENSORS], AttentionOptions(*inputs[_TENSORS:]), *output)
-
-
-def _backward(ctx, dout, dlse):
-    not_differentiable = _TENSORS - _DIFFERENTIABLE + len(ctx.options)
-    return _gradients(ctx, dout, dlse) + (None,) * not_differentiable
-
-
-attention_op.register_autograd(_backward, setup_context=_setup_context)
-
-
-def _refuse_double_backward(ctx, *grads):
-    raise NotImplementedError(
-        "fa2 has no second derivative of attention; use "
-        "torch.nn.attention.sdpa_kernel(SDPBackend.MATH) where create_graph=True is needed"
-    )
-
-
-attention_backward_op.register_autograd(_refuse_double_backward)
-
-
-class Attention(torch.autograd.Function):
-    """The operator's derivative for calls that go past the dispatcher."""
-
-    @staticmethod
-    def forward(ctx, q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, options):
-        tensors = (q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox)
-        out, lse = _compute.forward(*tensors, options)
-        _save(ctx, tensors, options, out, lse)
-        return out, lse
-
-    @staticmethod
-    def backward(ctx, dout, dlse):
-        return _gradients(ctx, dout, dlse) + (None,) * (_TENSORS - _DIFFERENTIABLE + 1)
-
-
-def call(tensors: tuple[Optional[Tensor], ...], options: AttentionOptions) -> tuple[Tensor, Tensor]:
-    """(out, lse) of q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox; differentiable."""
-    if not unwatched(tensors):
-        return torch.ops.fa2.attention(*tensors, *options)
-    if torch.is_grad_enabled():
-        for x in tensors[:_DIFFERENTIABLE]:
-            if x is not None and x.requires_grad:
-                return Attention.apply(*tensors, options)
-    return _compute.forward(*tensors, options)

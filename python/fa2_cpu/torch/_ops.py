@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fa2_cpu._options import fitting, number, window_pair
-from fa2_cpu.torch import _operators
+from fa2_cpu.torch import _derivatives
 from fa2_cpu.torch._compute import AttentionOptions
-from fa2_cpu.torch._tensors import FLOATS, check_tensor, differentiated_by_transform, transformed
+from fa2_cpu.torch._tensors import FLOATS, check_tensor
 
 if TYPE_CHECKING:
     from fa2_cpu._options import Causal, Layout, TorchPrecision
@@ -64,7 +64,8 @@ def attention(
     """fa2_cpu.attention_forward as a differentiable PyTorch function.
 
     The arguments are those of fa2_cpu.attention_forward, where q, k, v, bias, alibi_slopes and sinks may
-    require gradients and lse may be used in the loss. Differences:
+    require gradients and lse may be used in the loss. There are second derivatives (create_graph=True), and
+    torch.func's grad, jvp and vmap. Differences:
 
     Args:
       precision: "torch" is "exact" for f32 if torch.get_float32_matmul_precision() is "highest", else
@@ -80,7 +81,7 @@ def attention(
     Raises:
       TypeError: an argument that is no dense CPU tensor, or dtypes that differ.
       ValueError: shapes or options that do not fit.
-      NotImplementedError: derivatives by torch.func or in forward mode, second derivatives.
+      NotImplementedError: third derivatives.
 
     Example:
       >>> import torch, fa2_cpu.torch
@@ -96,11 +97,6 @@ def attention(
         philox = draw_philox()
     tensors = (q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox)
     _check(tensors, layout, causal)
-    if not torch.compiler.is_compiling() and transformed() and any(differentiated_by_transform(x) for x in tensors):
-        raise NotImplementedError(
-            "fa2_cpu.torch.attention has no rules for torch.func.grad and jvp and no forward-mode derivative; "
-            "use torch.autograd.grad, or fa2_cpu.torch.scaled_dot_product_attention, which leaves these to PyTorch"
-        )
     if precision not in ("torch", "fast", "high", "exact"):
         raise ValueError(f'precision is {precision!r}; it must be "torch", "fast", "high" or "exact"')
     # Numbers that a compiled graph holds as symbols are numbers already.
@@ -111,7 +107,7 @@ def attention(
         max_seqlen_q = fitting("max_seqlen_q", max_seqlen_q, 64)
         max_seqlen_k = fitting("max_seqlen_k", max_seqlen_k, 64)
     left, right = window
-    return _operators.call(
+    return _derivatives.call(
         tensors,
         AttentionOptions(
             layout, scale, causal or "", left, right, softcap, dropout_p, max_seqlen_q, max_seqlen_k, precision
@@ -128,7 +124,7 @@ def dense_attention(
         dropout_p = number("dropout_p", dropout_p)
     philox = draw_philox() if dropout_p > 0.0 else None
     tensors = (q, k, v, bias, None, None, None, None, philox)
-    return _operators.call(tensors, AttentionOptions("bhsd", scale, causal, dropout_p=dropout_p))[0]
+    return _derivatives.call(tensors, AttentionOptions("bhsd", scale, causal, dropout_p=dropout_p))[0]
 
 
 def draw_philox() -> Tensor:

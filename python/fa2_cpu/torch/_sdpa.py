@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from fa2_cpu.torch import _plain
 from fa2_cpu.torch._ops import dense_attention
-from fa2_cpu.torch._tensors import FLOATS, check_tensor, transformed
+from fa2_cpu.torch._tensors import FLOATS, check_tensor, has_rules, transformed
 
 
 def scaled_dot_product_attention(
@@ -36,8 +36,8 @@ def scaled_dot_product_attention(
       enable_gqa: Hq may be a multiple of H.
 
     Returns:
-      [..., Hq, L, Ev]. A row that sees no key is 0. Under torch.func and forward-mode AD PyTorch's own
-      function computes.
+      [..., Hq, L, Ev]. A row that sees no key is 0. Second derivatives, torch.func.grad and jvp are fa2's
+      too; under vmap, jvp of jvp and third derivatives by torch.func PyTorch's own function computes.
 
     Raises:
       TypeError: an argument that is no dense CPU tensor, or dtypes that differ.
@@ -55,7 +55,7 @@ def scaled_dot_product_attention(
     problem = refusal(query, key, value, attn_mask, is_causal)
     if problem is not None:
         raise problem
-    if not torch.compiler.is_compiling() and transformed():
+    if not torch.compiler.is_compiling() and transformed() and not has_rules():
         return pytorch(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     return compute(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
@@ -93,7 +93,7 @@ def refusal(
 
 
 def pytorch(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) -> Tensor:
-    """PyTorch's own function, for transforms of torch.func and forward-mode AD, which only it has rules for."""
+    """PyTorch's own function, for transforms that only it has rules for."""
     if forward_ad._current_level >= 0:
         return torch.ops.aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Optional
 
 import torch
@@ -51,30 +52,31 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-def differentiated_by_transform(x: Any) -> bool:
-    """Whether forward-mode AD or torch.func differentiates by x, at any level."""
-    while isinstance(x, Tensor):
-        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+def has_rules() -> bool:
+    """Whether the transforms under way are one derivative or two, but for jvp of jvp: fa2 computes these."""
+    kinds = torch._C._functorch.TransformType
+    levels = [level.key() for level in torch._C._functorch.get_interpreter_stack() or ()]
+    if forward_ad._current_level >= 0 and kinds.Jvp not in levels:
+        levels.append(kinds.Jvp)
+    return len(levels) <= 2 and levels.count(kinds.Jvp) <= 1 and all(k in (kinds.Grad, kinds.Jvp) for k in levels)
+
+
+def traced(tensors: Iterable[Optional[Tensor]]) -> bool:
+    """Whether something compiles, traces or records operators, or a subclass of Tensor has its own rules for them."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return True
+    if torch._C._is_torch_function_mode_enabled() or torch._C._get_tracing_state() is not None:
+        return True
+    for x in tensors:
+        if x is not None and type(x) is not Tensor and type(x) is not torch.nn.Parameter:
             return True
-        if torch._C._functorch.is_gradtrackingtensor(x):
-            return True
-        if not torch._C._functorch.is_functorch_wrapped_tensor(x):
-            return False
-        x = torch._C._functorch.get_unwrapped(x)
     return False
 
 
-def unwatched(tensors: tuple[Optional[Tensor], ...]) -> bool:
+def unwatched(tensors: Iterable[Optional[Tensor]]) -> bool:
     """Whether a call on these may go past PyTorch's dispatcher: nothing traces, transforms or records operators.
 
     False under torch.compile, torch.func, modes of __torch_function__ and __torch_dispatch__, and for
     subclasses of Tensor. A call past the dispatcher takes some 20 µs less.
     """
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or transformed():
-        return False
-    if torch._C._is_torch_function_mode_enabled() or torch._C._get_tracing_state() is not None:
-        return False
-    for x in tensors:
-        if x is not None and type(x) is not Tensor and type(x) is not torch.nn.Parameter:
-            return False
-    return True
+    return not transformed() and not traced(tensors)
