@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention as a differentiable function, twice: in reverse mode, in forward mode, and by torch.func.
+"""Attention as a function that is twice differentiable: in reverse mode, in forward mode, and by torch.func.
 
     function              what it computes                     its gradient            its tangent
     Attention             out, lse                             AttentionBackward       AttentionTangent
@@ -58,14 +58,21 @@ def _gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> tupl
         return (None,) * _DIFFERENTIABLE
     if dout is None:
         dout = torch.zeros_like(out)
-    wanted = tuple(ctx.needs_input_grad[:_DIFFERENTIABLE])
     tensors = (dout, q, k, v, out, lse, dlse, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox)
+    return backward(tensors, ctx.options, ctx.needs_input_grad[:_DIFFERENTIABLE])
+
+
+def backward(
+    tensors: Sequence[Optional[Tensor]], options: AttentionOptions, wanted: Sequence[bool]
+) -> tuple[Optional[Tensor], ...]:
+    """Gradients of AttentionBackward's tensors in its order, differentiable where somebody may ask; None: not wanted."""
+    wanted = tuple(wanted)
     if traced(tensors):
-        grads = attention_backward_op(*tensors, *ctx.options, wanted)
+        grads = attention_backward_op(*tensors, *options, wanted)
     elif torch.is_grad_enabled() or transformed():
-        grads = AttentionBackward.apply(*tensors, ctx.options, wanted)
+        grads = AttentionBackward.apply(*tensors, options, wanted)
     else:
-        grads = _compute.backward(*tensors, ctx.options, wanted)
+        grads = _compute.backward(*tensors, options, wanted)
     return tuple(g if want and g is not None else None for g, want in zip(grads, wanted))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of [B, H, N, D] tensors with no option but the causal mask and the scale: the shortest way to the core.
 
-The results are those of the general way, _operators.call. A call of a few short heads takes as long in
+The results are those of the general way, _derivatives.call. A call of a few short heads takes as long in
 Python as in the core, and here a third of what it takes there.
 """
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fa2_cpu import _core
-from fa2_cpu.torch import _operators
+from fa2_cpu.torch import _derivatives
 from fa2_cpu.torch._compute import AttentionOptions, empty_in_order, named, num_threads, resolve_precision
 from fa2_cpu.torch._tensors import FLOATS, descriptor, unwatched
 
@@ -81,12 +81,12 @@ class PlainAttention(torch.autograd.Function):
             return None, None, None, None, None
         q, k, v, out, lse = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
-        # With create_graph the operator is called, whose own derivative refuses.
+        # With create_graph the gradients are differentiable themselves.
         if torch.is_grad_enabled() or not unwatched((dout, q, k, v, out)):
             options = AttentionOptions("bhsd", ctx.scale, "top_left" if ctx.causal else "")
             none = (None,) * 7  # dlse, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox
             flags = [*wanted, False, False, False]
-            grads = _operators.attention_backward_op(dout, q, k, v, out, lse, *none, *options, flags)
+            grads = _derivatives.backward((dout, q, k, v, out, lse, *none), options, flags)
             return (*(g if want else None for g, want in zip(grads, wanted)), None, None)
         dq = _empty(q, q.shape[3]) if wanted[0] else None
         dk = _empty(k, k.shape[3]) if wanted[1] else None
