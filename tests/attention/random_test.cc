@@ -63,5 +63,12 @@ TEST(AttentionRandom, ShortHeads) {
   RunCases(4000000, 400, options, {1, 2, 5, 16});
 }
 
+// Keys in parts that threads share out: the same bits.
+TEST(AttentionRandom, FewQueries) {
+  CaseOptions options;
+  options.few_queries = true;
+  RunCases(5000000, 800, options, {1, 2, 5, 16});
+}
+
 }  // namespace
 }  // namespace fa2::test

@@ -143,7 +143,8 @@ ExpectedOutputs ComputeExpected(const AttentionCase& c,
 
 std::string Compare(const AttentionCase& c, const std::string& name,
                     const ConstTensorView& actual, const Expected& expected,
-                    double amplification, const ConstTensorView& before) {
+                    double amplification, const ConstTensorView& before,
+                    double factor) {
   const Precisions precisions = PrecisionsOf(c);
   const DType stored = actual.dtype;
   // The contract's bound for 16-bit results holds their own rounding too.
@@ -153,7 +154,8 @@ std::string Compare(const AttentionCase& c, const std::string& name,
   const Sizes& sizes = expected.value.view.sizes;
   const double f32_roundoff = UnitRoundoff(c.statistics_dtype());
   const double smallest =
-      kSmallest * static_cast<double>(std::max<int64_t>(1, LongestSum(c)));
+      kSmallest * factor *
+      static_cast<double>(std::max<int64_t>(1, LongestSum(c)));
 
   double error2 = 0.0, value2 = 0.0, rounding2 = 0.0, before2 = 0.0;
   double magnitude2 = 0.0, magnitude4 = 0.0;
@@ -210,7 +212,8 @@ std::string Compare(const AttentionCase& c, const std::string& name,
   const double rounding =
       rounding_within && before2 == 0.0 ? 0.0 : std::sqrt(rounding2);
   const double allowed = bound * few * size + rounding +
-                         4.0 * f32_roundoff * std::sqrt(before2) + kSmallest;
+                         4.0 * f32_roundoff * std::sqrt(before2) +
+                         kSmallest * factor;
   std::string failure;
   if (!(error <= allowed)) {
     failure = name + ": L2 error " + Number(error) + " is over the bound " +
@@ -281,16 +284,19 @@ std::vector<std::string> CompareBackward(const AttentionCase& c,
                                          const AttentionOutputs& before) {
   std::vector<std::string> failures;
   const auto compare = [&](const char* name, const Tensor& a, const Expected& e,
-                           const Tensor& b) {
+                           const Tensor& b, double factor = 1.0) {
     if (!a.given()) return;
-    AddFailure(Compare(c, name, a.view, e, expected.amplification, b.view),
-               &failures);
+    AddFailure(
+        Compare(c, name, a.view, e, expected.amplification, b.view, factor),
+        &failures);
   };
   compare("dq", actual.dq, expected.dq, before.dq);
   compare("dk", actual.dk, expected.dk, before.dk);
   compare("dv", actual.dv, expected.dv, before.dv);
   compare("dbias", actual.dbias, expected.dbias, before.dbias);
-  compare("dalibi_slopes", actual.dalibi, expected.dalibi, before.dalibi);
+  // Each dS times a distance.
+  compare("dalibi_slopes", actual.dalibi, expected.dalibi, before.dalibi,
+          static_cast<double>(LongestSum(c)));
   compare("dsinks", actual.dsinks, expected.dsinks, before.dsinks);
   return failures;
 }

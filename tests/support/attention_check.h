@@ -46,10 +46,12 @@ ExpectedOutputs ComputeExpected(const AttentionCase& c,
 
 // What is wrong with one output: empty if nothing is, else a sentence with the
 // error, its bound and the worst element. `before` is what an accumulated
-// output held, else not given.
+// output held, else not given. `factor`: what P of a term is multiplied with,
+// at most, beside numbers around 1.
 std::string Compare(const AttentionCase& c, const std::string& name,
                     const ConstTensorView& actual, const Expected& expected,
-                    double amplification, const ConstTensorView& before = {});
+                    double amplification, const ConstTensorView& before = {},
+                    double factor = 1.0);
 
 // Of the outputs that are given.
 std::vector<std::string> CompareForward(const AttentionCase& c,

@@ -48,6 +48,17 @@ void DrawShape(Random& r, bool large, AttentionCase* c) {
   c->value_dim = r.Chance(large ? 0.9 : 0.6) ? c->head_dim : r.Pick(dims);
 }
 
+// Runs of 64 keys, parts of 256, and tails of both.
+void DrawFewQueries(Random& r, AttentionCase* c) {
+  const std::vector<int64_t> keys = {0,   1,   3,   5,   63,  64,   65,
+                                     129, 255, 256, 257, 512, 1000, 1537};
+  c->kv_heads = r.Integer(1, 3);
+  const int64_t group = r.Pick<int64_t>({1, 1, 2, 4, 5, 8, 32});
+  c->heads = c->kv_heads * group;
+  c->nq = r.Integer(1, group == 32 ? 4 : 10);
+  c->nk = r.Pick(keys);
+}
+
 void DrawLayout(Random& r, AttentionCase* c) {
   const std::vector<Layout> layouts = {Layout::kBhsd, Layout::kBshd,
                                        Layout::kPaddedRows, Layout::kReversed,
@@ -86,13 +97,14 @@ void DrawGradients(Random& r, AttentionCase* c) {
   if (!wide && r.Chance(0.2)) c->out_dtype = DType::kF32;
 }
 
-void DrawVarlen(Random& r, bool large, AttentionCase* c) {
-  const int64_t sequences = r.Integer(1, large ? 3 : 5);
+void DrawVarlen(Random& r, const CaseOptions& options, AttentionCase* c) {
+  const int64_t sequences = r.Integer(1, options.large ? 3 : 5);
+  const bool few = options.few_queries;
   const auto length = [&] {
-    return r.Pick(large && r.Chance(0.6) ? kManyRows : kRows);
+    return r.Pick((options.large || few) && r.Chance(0.6) ? kManyRows : kRows);
   };
   for (int64_t n = 0; n < sequences; ++n) {
-    c->lengths_q.push_back(length());
+    c->lengths_q.push_back(few ? r.Integer(0, c->nq) : length());
     c->lengths_k.push_back(c->packing == Packing::kQkv || r.Chance(0.4)
                                ? c->lengths_q.back()
                                : length());
@@ -113,9 +125,9 @@ void DrawBias(Random& r, AttentionCase* c) {
   c->accumulate_dbias = c->want_dbias && r.Chance(0.15);
 }
 
-void DrawExtras(Random& r, bool large, AttentionCase* c) {
+void DrawExtras(Random& r, const CaseOptions& options, AttentionCase* c) {
   if (r.Chance(0.3)) {
-    DrawVarlen(r, large, c);
+    DrawVarlen(r, options, c);
   } else if (r.Chance(0.4)) {
     DrawBias(r, c);
   }
@@ -158,10 +170,11 @@ AttentionCase RandomCase(uint64_t seed, const CaseOptions& options) {
   } else {
     DrawShape(r, options.large, &c);
   }
+  if (options.few_queries) DrawFewQueries(r, &c);
   DrawLayout(r, &c);
   DrawMask(r, &c);
   DrawGradients(r, &c);
-  if (options.extras) DrawExtras(r, options.large, &c);
+  if (options.extras) DrawExtras(r, options, &c);
   // The bias of each head that windows share, with its gradient or not.
   if (options.short_heads && c.bias.has_value() && r.Chance(0.5)) {
     c.bias_broadcast = {true, false, false, false};

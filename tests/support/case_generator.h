@@ -19,6 +19,9 @@ struct CaseOptions {
   // Short sequences of many heads, as windows of an image and rows of a table
   // have them: most are one block, and padding is a large part of it.
   bool short_heads = false;
+  // At most ten queries against up to some thousand keys: what decoding and
+  // cross attention to latents have.
+  bool few_queries = false;
 };
 
 // The same seed gives the same case.

@@ -16,6 +16,8 @@
 // The key blocks of a split add to a query block in order, which a semaphore
 // keeps, so that every sum has one order on any number of threads. Where many
 // query heads share the keys the loops differ: see LoopOrder.
+#include "src/attention/few_queries/backward.h"
+
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -428,17 +430,18 @@ struct BackwardPass {
   }
 };
 
+using BackwardCall = PassCall<BackwardPass, FewQueriesBackward>;
+
 }  // namespace
 }  // namespace attention
 
 Status AttentionBackward(const AttentionBackwardArgs& args, Context* context) {
-  return attention::PassCall<attention::BackwardPass>::Run(args, context);
+  return attention::BackwardCall::Run(args, context);
 }
 
 Status AttentionBackwardWorkspace(const AttentionBackwardArgs& args,
                                   size_t* bytes, Context* context) {
-  return attention::PassCall<attention::BackwardPass>::Workspace(args, bytes,
-                                                                 context);
+  return attention::BackwardCall::Workspace(args, bytes, context);
 }
 
 }  // namespace fa2

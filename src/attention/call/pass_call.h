@@ -8,6 +8,7 @@
 #include <cstddef>
 
 #include "src/attention/call/problem.h"
+#include "src/checks/return_if_error.h"
 #include "src/context/call_log.h"
 #include "src/context/context_impl.h"
 #include "src/simd/engines.h"
@@ -54,7 +55,10 @@ struct PassState : Inputs {
 //   void MakePlan(const Args&, const Problem&, const simd::Engine&,
 //                 int threads, Plan*);
 //   void Execute(State&, threading::Team&);
-template <class Pass>
+// FewQueries is the same pass by products with keys as they lie, with Plan,
+// State, MakePlan and Execute of its own, for the calls that it takes:
+//   bool Takes(const Args&, const Problem&, const simd::Engine&);
+template <class Pass, class FewQueries>
 class PassCall {
  public:
   using Args = typename Pass::Args;
@@ -67,17 +71,11 @@ class PassCall {
       PassCall& call = *kept;
       const CallLog log;
       Context::Impl& impl = context->impl();
-      Status status = call.Prepare(args, impl);
-      if (!status.ok()) return status;
-      threading::Workspace workspace;
-      status = impl.workspaces().Acquire(call.WorkspaceBytes(args, impl),
-                                         &workspace);
-      if (!status.ok()) return status;
-      threading::ScratchLayout layout(workspace.data());
-      State state(call.Inputs(args, impl), &layout);
-      impl.pool().Together(call.plan_.workers, [&](threading::Team& team) {
-        Pass::Execute(state, team);
-      });
+      FA2_RETURN_IF_ERROR(call.Prepare(args, impl));
+      FA2_RETURN_IF_ERROR(
+          call.few_queries_
+              ? call.template Execute<FewQueries>(args, call.few_plan_, impl)
+              : call.template Execute<Pass>(args, call.plan_, impl));
       if (log.on()) call.Write(log, args.q.dtype, impl);
       return Status::Ok();
     });
@@ -86,53 +84,80 @@ class PassCall {
   static Status Workspace(const Args& args, size_t* bytes, Context* given) {
     return WithContext(given, [&](Context* context) {
       PassCall call;
-      const Status status = call.Prepare(args, context->impl());
-      if (status.ok()) *bytes = call.WorkspaceBytes(args, context->impl());
-      return status;
+      Context::Impl& impl = context->impl();
+      FA2_RETURN_IF_ERROR(call.Prepare(args, impl));
+      *bytes = call.few_queries_
+                   ? call.template WorkspaceBytes<FewQueries>(
+                         args, call.few_plan_, impl)
+                   : call.template WorkspaceBytes<Pass>(args, call.plan_, impl);
+      return Status::Ok();
     });
   }
 
  private:
-  using State = typename Pass::State;
-
   Status Prepare(const Args& args, Context::Impl& impl) {
-    const Status status = Pass::Check(args, &problem_);
-    if (!status.ok()) return status;
+    FA2_RETURN_IF_ERROR(Pass::Check(args, &problem_));
     engine_ =
         simd::ChooseEngine(impl.targets(), impl.engine_cap(), args.q.dtype,
                            args.options.precision, problem_.most_keys());
-    Pass::MakePlan(args, problem_, *engine_, impl.pool().num_threads(), &plan_);
-    return status;
+    const int threads = impl.pool().num_threads();
+    few_queries_ = FewQueries::Takes(args, problem_, *engine_);
+    if (few_queries_) {
+      FewQueries::MakePlan(args, problem_, *engine_, threads, &few_plan_);
+    } else {
+      Pass::MakePlan(args, problem_, *engine_, threads, &plan_);
+    }
+    return Status::Ok();
   }
 
-  PassInputs<Args, typename Pass::Plan> Inputs(const Args& args,
-                                               Context::Impl& impl) const {
+  template <class Chosen>
+  Status Execute(const Args& args, const typename Chosen::Plan& plan,
+                 Context::Impl& impl) const {
+    threading::Workspace workspace;
+    FA2_RETURN_IF_ERROR(impl.workspaces().Acquire(
+        WorkspaceBytes<Chosen>(args, plan, impl), &workspace));
+    threading::ScratchLayout layout(workspace.data());
+    typename Chosen::State state(Inputs(args, plan, impl), &layout);
+    impl.pool().Together(plan.workers, [&](threading::Team& team) {
+      Chosen::Execute(state, team);
+    });
+    return Status::Ok();
+  }
+
+  template <class Plan>
+  PassInputs<Args, Plan> Inputs(const Args& args, const Plan& plan,
+                                Context::Impl& impl) const {
     const DType accumulator = engine_->accumulator;
     return {args,
             problem_,
-            plan_,
+            plan,
             *engine_,
             *simd::RowKernelsFor(accumulator, impl.targets()),
             *simd::StagingKernelsFor(accumulator, impl.targets()),
             impl.targets()};
   }
 
+  template <class Chosen>
+  size_t WorkspaceBytes(const Args& args, const typename Chosen::Plan& plan,
+                        Context::Impl& impl) const {
+    threading::ScratchLayout layout(nullptr);
+    const typename Chosen::State state(Inputs(args, plan, impl), &layout);
+    return layout.used();
+  }
+
   void Write(const CallLog& log, DType dtype, Context::Impl& impl) const {
     const double products =
         problem_.pairs() * static_cast<double>(problem_.q_heads);
     log.Write({Pass::kName, ShapeOf(problem_), NameOf(dtype), engine_->name,
-               plan_.workers, impl.pool().name(),
+               few_queries_ ? few_plan_.workers : plan_.workers,
+               impl.pool().name(),
                2 * products * static_cast<double>(Pass::Depth(problem_))});
-  }
-
-  size_t WorkspaceBytes(const Args& args, Context::Impl& impl) const {
-    threading::ScratchLayout layout(nullptr);
-    const State state(Inputs(args, impl), &layout);
-    return layout.used();
   }
 
   Problem problem_;
   typename Pass::Plan plan_;
+  typename FewQueries::Plan few_plan_;
+  bool few_queries_ = false;
   const simd::Engine* engine_ = nullptr;
 };
 

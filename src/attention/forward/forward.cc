@@ -8,14 +8,16 @@
 //                 S^T = K Q^T, running maximum m and sum l, P = exp(S - m),
 //                 O^T = O^T exp(m_old - m) + V^T P^T
 //   epilogue    O / l and lse = m + log l of the block, stored
+#include "src/attention/few_queries/forward.h"
+
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "src/attention/call/pass_call.h"
 #include "src/attention/forward/buffers.h"
 #include "src/attention/schedule/head_batch_loop.h"
+#include "src/attention/scores/finish_row.h"
 #include "src/attention/scores/non_finite.h"
 
 namespace fa2 {
@@ -129,7 +131,6 @@ bool ProcessPairs(const ForwardState& call, ForwardWorker& worker,
 template <typename T>
 void FinishRows(const ForwardState& call, const ForwardWorker& worker,
                 const BlockRows& queries, bool any) {
-  constexpr T kHidden = -std::numeric_limits<T>::infinity();
   const T* row_max = reinterpret_cast<const T*>(worker.row_max);
   const T* row_sum = reinterpret_cast<const T*>(worker.row_sum);
   const T* row_weight = reinterpret_cast<const T*>(worker.row_weight);
@@ -143,26 +144,15 @@ void FinishRows(const ForwardState& call, const ForwardWorker& worker,
       store_lse ? StatisticsStart(call.problem, lse_out, queries.sequence)
                 : RowStart{0, 0};
   for (int64_t i = 0; i < queries.size(); ++i) {
-    T max = any ? row_max[i] : kHidden;
-    T sum = any ? row_sum[i] : T(0);
-    T weight = any ? row_weight[i] : T(0);
-    factor[i] = T(1);
-    if (sinks.given()) {
-      // exp(sink) joins the sums under the greater of both maxima.
-      const T with_sink = std::max(max, static_cast<T>(sink));
-      const T shrink = max == kHidden ? T(0) : std::exp(max - with_sink);
-      const T of_sink = std::exp(static_cast<T>(sink) - with_sink);
-      sum = sum * shrink + of_sink;
-      weight = weight * shrink + of_sink;
-      factor[i] = shrink;
-      max = with_sink;
-    }
-    const T lse = sum == T(0) ? kHidden : max + std::log(sum);
-    factor[i] = sum == T(0) ? T(0) : factor[i] / weight;
+    RowState<T> row;
+    if (any) row = {row_max[i], row_sum[i], row_weight[i]};
+    const FinishedRow<T> finished =
+        FinishRow(row, sinks.given() ? &sink : nullptr);
+    factor[i] = finished.factor;
     if (store_lse) {
       memcpy(At(lse_out, start.batch, queries.head,
                 start.row + queries.begin() + i),
-             &lse, sizeof(lse));
+             &finished.lse, sizeof(finished.lse));
     }
   }
 }
@@ -239,17 +229,18 @@ struct ForwardPass {
   }
 };
 
+using ForwardCall = PassCall<ForwardPass, FewQueriesForward>;
+
 }  // namespace
 }  // namespace attention
 
 Status AttentionForward(const AttentionForwardArgs& args, Context* context) {
-  return attention::PassCall<attention::ForwardPass>::Run(args, context);
+  return attention::ForwardCall::Run(args, context);
 }
 
 Status AttentionForwardWorkspace(const AttentionForwardArgs& args,
                                  size_t* bytes, Context* context) {
-  return attention::PassCall<attention::ForwardPass>::Workspace(args, bytes,
-                                                                context);
+  return attention::ForwardCall::Workspace(args, bytes, context);
 }
 
 }  // namespace fa2

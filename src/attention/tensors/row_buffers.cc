@@ -85,6 +85,31 @@ simd::Rows ContiguousRows(const ConstTensorView& view, const TensorRows& at,
   return rows;
 }
 
+void StoreRows(const simd::RowKernels& kernels, const void* rows,
+               int64_t row_stride, const RowScale& scale, const StoredRows& to,
+               void* narrowed) {
+  const TensorView& out = to.tensor;
+  const int64_t depth = out.sizes[3];
+  const size_t element = SizeOf(out.dtype);
+  const int64_t row_step = out.strides[2] * static_cast<int64_t>(element);
+  const int64_t step = out.strides[3] * static_cast<int64_t>(element);
+  const auto store = [&](void* data, int64_t stride) {
+    kernels.store(rows, row_stride, to.rows.count, depth, scale.factor,
+                  scale.row_factor, to.accumulate, {data, out.dtype, stride});
+  };
+  char* const first = At(out, to.rows.batch, to.rows.head, to.rows.first);
+  if (HasContiguousRows(out)) {
+    store(first, out.strides[2]);
+    return;
+  }
+  char* const dense = static_cast<char*>(narrowed);
+  if (to.accumulate) {
+    Gather(first, row_step, step, to.rows.count, depth, element, dense);
+  }
+  store(dense, depth);
+  Scatter(dense, row_step, step, to.rows.count, depth, element, first);
+}
+
 bool RowBuffers::StoreInOnePass(const AccumulatorSum& sum,
                                 const RowScale& scale,
                                 const StoredRows& to) const {
@@ -123,33 +148,20 @@ void RowBuffers::Store(const AccumulatorSum& sum, const RowScale& scale,
     kernels_.add(accumulator, sum.partials[i],
                  static_cast<int64_t>(size / wide));
   }
-  const size_t element = SizeOf(out.dtype);
-  const int64_t row_step = out.strides[2] * static_cast<int64_t>(element);
-  const int64_t step = out.strides[3] * static_cast<int64_t>(element);
   for (int64_t r = 0; r < to.rows.count; r += kUnpackRows) {
     const int64_t rows = std::min(kUnpackRows, to.rows.count - r);
     if (sum.count != 0) {
       unpack(accumulator, sum.rows, depth, r, rows, rows_, depth);
     }
-    const void* const row_factor =
-        scale.row_factor == nullptr
-            ? nullptr
-            : static_cast<const char*>(scale.row_factor) + r * wide;
-    const auto store = [&](void* data, int64_t stride) {
-      kernels_.store(rows_, depth, rows, depth, scale.factor, row_factor,
-                     to.accumulate, {data, out.dtype, stride});
-    };
-    char* const first = At(out, to.rows.batch, to.rows.head, to.rows.first + r);
-    if (HasContiguousRows(out)) {
-      store(first, out.strides[2]);
-      continue;
+    RowScale of_rows = scale;
+    if (scale.row_factor != nullptr) {
+      of_rows.row_factor = static_cast<const char*>(scale.row_factor) +
+                           static_cast<size_t>(r) * wide;
     }
-    char* const narrowed = reinterpret_cast<char*>(narrowed_);
-    if (to.accumulate) {
-      Gather(first, row_step, step, rows, depth, element, narrowed);
-    }
-    store(narrowed, depth);
-    Scatter(narrowed, row_step, step, rows, depth, element, first);
+    StoredRows part = to;
+    part.rows.first += r;
+    part.rows.count = rows;
+    StoreRows(kernels_, rows_, depth, of_rows, part, narrowed_);
   }
 }
 

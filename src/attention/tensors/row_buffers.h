@@ -60,6 +60,13 @@ struct StoredRows {
   bool accumulate = false;  // add to what is there
 };
 
+// Scales, rounds and stores rows of the accumulator's type. `narrowed` has room
+// for them in the tensor's dtype; it is used where the tensor's rows are not
+// contiguous.
+void StoreRows(const simd::RowKernels& kernels, const void* rows,
+               int64_t row_stride, const RowScale& scale, const StoredRows& to,
+               void* narrowed);
+
 // One worker's buffers for tensors whose rows are not contiguous, and for
 // accumulator rows on their way out.
 class RowBuffers {

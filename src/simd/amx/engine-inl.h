@@ -64,6 +64,7 @@ const Engine* MakeAmxEngine(const char* name) {
     e.accumulator = DType::kF32;
     e.query_panel = e.query_grain = amx::kPanel;
     e.key_panel = e.key_step = amx::kPanel;
+    e.direct_queries = 4;
     e.grad_left_is_score_left = false;
     e.bitwise_block_invariant = true;
     e.dropout_bits = true;

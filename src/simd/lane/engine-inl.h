@@ -175,6 +175,9 @@ struct LaneEngine : LaneProducts<Op> {
       e.query_grain = static_cast<int64_t>(QueryGrain<Op>(D()));
       e.key_panel = kTileKeys;
       e.key_step = static_cast<int64_t>(Op::kPerLane);
+      // Zen 4, N 4 to 16 against 16 to 2,048 keys: twice as fast with 4, at
+      // least as fast with 10, 0.7 with 16.
+      e.direct_queries = 10;
       e.grad_left_is_score_left = Scores::kPerLane == 1;
       e.rounds_probabilities = Op::kPerLane * Op::kTerms == 2;
       e.backward_blocks = Blocks;

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The backward for few queries.
+#ifndef FA2_SRC_ATTENTION_FEW_QUERIES_BACKWARD_H_
+#define FA2_SRC_ATTENTION_FEW_QUERIES_BACKWARD_H_
+
+#include "fa2/attention.h"
+#include "src/attention/call/pass_call.h"
+#include "src/attention/few_queries/buffers.h"
+#include "src/attention/few_queries/plan.h"
+
+namespace fa2::attention {
+
+using FewBackwardInputs = PassInputs<AttentionBackwardArgs, FewQueriesPlan>;
+
+// Rows of queries as products take them: `finite` has zeros for NaN and
+// infinity.
+struct FewOperand {
+  FewOperand(int64_t rows, const ConstTensorView& tensor,
+             const FewBackwardInputs& in, threading::ScratchLayout* layout);
+
+  simd::DirectRows rows, finite_rows;
+  std::byte* gathered;
+  bool non_finite = false;  // some rows of some item were
+};
+
+// What a worker uses for one item after another.
+struct FewBackwardWorker {
+  FewBackwardWorker(const FewBackwardInputs& in,
+                    threading::ScratchLayout* layout);
+
+  RowViews views;
+  FewOperand q, dout;
+  simd::DirectRows products, dp;
+  simd::DirectRows dq;         // of a sequence that is one part
+  simd::DirectRows gradients;  // dK or dV of a run of keys
+  simd::DirectRows finite_k;   // of a run of keys with a NaN or an infinity
+  std::byte *lse, *delta;
+  std::byte *gathered_k, *gathered_v, *gathered_out, *narrowed;
+  bool k_non_finite = false;  // some run had one
+};
+
+struct FewBackwardBuffers {
+  FewBackwardBuffers(const FewBackwardInputs& inputs,
+                     threading::ScratchLayout* layout);
+
+  // dQ of the rows of an item.
+  simd::DirectRows Dq(const FewQueriesItem& item,
+                      const FewBackwardWorker& worker) const;
+
+  const FewBackwardInputs& in;
+  const simd::DirectKernels& kernels;
+  FewBackwardWorker* workers;
+
+ private:
+  simd::DirectRows partials_;  // [partial][kv head][row]
+};
+
+using FewBackwardState = PassState<FewBackwardInputs, FewBackwardBuffers>;
+
+struct FewQueriesBackward {
+  using Args = AttentionBackwardArgs;
+  using Plan = FewQueriesPlan;
+  using State = FewBackwardState;
+  // Not where gradients of scores are wanted: these sum over queries and heads.
+  static bool Takes(const Args& args, const Problem& problem,
+                    const simd::Engine& engine);
+  static void MakePlan(const Args& args, const Problem& problem,
+                       const simd::Engine& engine, int threads, Plan* plan);
+  static void Execute(State& call, threading::Team& team);
+};
+
+}  // namespace fa2::attention
+
+#endif  // FA2_SRC_ATTENTION_FEW_QUERIES_BACKWARD_H_

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The forward for few queries (flash-decoding).
+#ifndef FA2_SRC_ATTENTION_FEW_QUERIES_FORWARD_H_
+#define FA2_SRC_ATTENTION_FEW_QUERIES_FORWARD_H_
+
+#include "fa2/attention.h"
+#include "src/attention/call/pass_call.h"
+#include "src/attention/few_queries/buffers.h"
+#include "src/attention/few_queries/plan.h"
+
+namespace fa2::attention {
+
+using FewForwardInputs = PassInputs<AttentionForwardArgs, FewQueriesPlan>;
+
+// The rows of an item: what they have of O, their maxima and their sums.
+struct FewForwardRows {
+  FewForwardRows(int64_t rows, const FewForwardInputs& in,
+                 threading::ScratchLayout* layout);
+  // Those from `first` on.
+  FewForwardRows From(int64_t first, size_t element) const;
+
+  simd::DirectRows out;
+  std::byte *max, *sum;
+};
+
+// What a worker uses for one item after another.
+struct FewForwardWorker {
+  FewForwardWorker(const FewForwardInputs& in,
+                   threading::ScratchLayout* layout);
+
+  RowViews views;
+  FewForwardRows rows;  // of a sequence that is one part
+  simd::DirectRows q, products;
+  simd::DirectRows finite_v;  // of a run of keys with a NaN or an infinity
+  std::byte *gathered_q, *gathered_k, *gathered_v, *narrowed;
+  bool v_non_finite = false;  // some run had one
+};
+
+struct FewForwardBuffers {
+  FewForwardBuffers(const FewForwardInputs& inputs,
+                    threading::ScratchLayout* layout);
+
+  // The rows of an item.
+  FewForwardRows Rows(const FewQueriesItem& item,
+                      const FewForwardWorker& worker) const;
+
+  const FewForwardInputs& in;
+  const simd::DirectKernels& kernels;
+  FewForwardWorker* workers;
+
+ private:
+  FewForwardRows partials_;  // [partial][kv head][row]
+};
+
+using FewForwardState = PassState<FewForwardInputs, FewForwardBuffers>;
+
+struct FewQueriesForward {
+  using Args = AttentionForwardArgs;
+  using Plan = FewQueriesPlan;
+  using State = FewForwardState;
+  static bool Takes(const Args& args, const Problem& problem,
+                    const simd::Engine& engine);
+  static void MakePlan(const Args& args, const Problem& problem,
+                       const simd::Engine& engine, int threads, Plan* plan);
+  static void Execute(State& call, threading::Team& team);
+};
+
+}  // namespace fa2::attention
+
+#endif  // FA2_SRC_ATTENTION_FEW_QUERIES_FORWARD_H_
