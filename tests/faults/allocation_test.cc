@@ -106,7 +106,7 @@ void ExpectSurvives(const Call& call, Outcome* total) {
     for (const Failing failing : {Failing::kOne, Failing::kAllFrom}) {
       // oneTBB keeps memory at times, but a leak is there in every sweep.
       int64_t least = std::numeric_limits<int64_t>::max();
-      for (int sweep = 0; sweep < 6 && least > 0; ++sweep) {
+      for (int sweep = 0; sweep < 60 && least > 0; ++sweep) {
         const int64_t live = LiveAllocations();
         const Outcome outcome = Sweep(call, threads, failing);
         if (testing::Test::HasFailure()) return;
