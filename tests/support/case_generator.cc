@@ -153,9 +153,14 @@ void DrawExtras(Random& r, const CaseOptions& options, AttentionCase* c) {
 }  // namespace
 
 AttentionCase RandomCase(uint64_t seed, const CaseOptions& options) {
-  Random r(seed);
-  AttentionCase c;
+  Random random(seed);
+  AttentionCase c = RandomCase(random, options);
   c.seed = seed;
+  return c;
+}
+
+AttentionCase RandomCase(Random& r, const CaseOptions& options) {
+  AttentionCase c;
   c.dtype = r.Pick<DType>(
       {DType::kF32, DType::kF32, DType::kBF16, DType::kBF16, DType::kF16});
   if (options.f64 && r.Chance(0.1)) c.dtype = DType::kF64;

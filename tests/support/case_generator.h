@@ -26,6 +26,8 @@ struct CaseOptions {
 
 // The same seed gives the same case.
 AttentionCase RandomCase(uint64_t seed, const CaseOptions& options);
+// All but the seed of its data, by these draws.
+AttentionCase RandomCase(Random& random, const CaseOptions& options);
 
 }  // namespace fa2::test
 

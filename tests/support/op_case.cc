@@ -20,7 +20,8 @@ const std::vector<DType> kFloats = {DType::kF32, DType::kF32, DType::kBF16,
 // What is drawn for a call, and the case that is made of it.
 class Maker {
  public:
-  explicit Maker(uint64_t seed) : random_(seed), dtype_(random_.Pick(kFloats)) {
+  explicit Maker(const Random& random)
+      : random_(random), dtype_(random_.Pick(kFloats)) {
     sizes_ = {random_.Integer(1, 3), random_.Integer(1, 2), random_.Pick(kRows),
               random_.Pick(kDims)};
   }
@@ -577,7 +578,11 @@ OpCase Maker::Make(int64_t op) {
 }  // namespace
 
 OpCase RandomOpCase(uint64_t seed) {
-  return Maker(seed).Make(static_cast<int64_t>(seed % kOps));
+  return RandomOpCase(static_cast<int64_t>(seed % kOps), Random(seed));
+}
+
+OpCase RandomOpCase(int64_t op, const Random& random) {
+  return Maker(random).Make(op);
 }
 
 }  // namespace fa2::test

@@ -37,6 +37,8 @@ inline constexpr int64_t kOps = 11;
 
 // The same seed gives the same call; seed % kOps says of which kernel.
 OpCase RandomOpCase(uint64_t seed);
+// Of kernel `op` in [0, kOps), by these draws.
+OpCase RandomOpCase(int64_t op, const Random& random);
 
 // Runs the call on each context and lists what is wrong: a status, an element
 // past its bound, a byte written outside of the outputs, an input changed, bits
