@@ -4,6 +4,7 @@
 // forward for its output and logsumexp, then the backward.
 #include "fa2/compat/causal_attention.h"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -86,12 +87,12 @@ Status Check(const Args& args) {
   FA2_RETURN_IF_ERROR(CheckRows({"q", q}));
   FA2_RETURN_IF_ERROR(CheckDType(
       {"q", q}, {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}, ""));
-  if (q.sizes[0] != 1 || q.sizes[3] % args.num_heads != 0) {
+  const int64_t head_dim = q.sizes[3] / std::max<int64_t>(1, args.num_heads);
+  if (q.sizes[0] != 1 || head_dim * args.num_heads != q.sizes[3]) {
     return Invalid("q", ShapeText(q.sizes),
                    "[1, B, seq, num_heads * head_dim] with num_heads = " +
                        std::to_string(args.num_heads));
   }
-  const int64_t head_dim = q.sizes[3] / args.num_heads;
   const std::array<int64_t, 4> kv_sizes = {1, q.sizes[1], q.sizes[2],
                                            args.num_kv_heads * head_dim};
   const struct {

@@ -44,6 +44,7 @@ std::vector<char> RowsWithoutKeys(const Problem& p) {
 std::vector<double> ColumnWeights(const std::vector<double>& column2,
                                   double mean2) {
   std::vector<double> weights;
+  weights.reserve(column2.size());
   for (const double x : column2) {
     weights.push_back(mean2 > 0.0 ? std::max(0.25, std::sqrt(x / mean2)) : 1.0);
   }
