@@ -84,6 +84,20 @@ TEST(Verify, ExitCodesAndReports) {
   EXPECT_EQ(Verify({bad, "--no-diagnosis"}).out.find("=>"), std::string::npos);
 }
 
+// What examples/cuda_port left on a GPU.
+TEST(Verify, OutputsOfAGpu) {
+  const std::string data = FA2_TEST_DATA;
+  const std::string input = data + "/cuda_port_case.safetensors";
+  const std::string outputs = data + "/cuda_port_h100.safetensors";
+  const CommandResult good = Verify({input, outputs});
+  EXPECT_EQ(good.exit_code, 0) << good.out << good.error;
+  const CommandResult otherwise =
+      Verify({input, outputs, "--causal", "top_left"});
+  EXPECT_EQ(otherwise.exit_code, 1);
+  EXPECT_NE(otherwise.out.find("causal_bottom_right"), std::string::npos)
+      << otherwise.out;
+}
+
 TEST(Verify, ASecondFileOfOutputs) {
   const std::string good = Small("good");
   Case outputs;
