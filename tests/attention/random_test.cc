@@ -67,7 +67,7 @@ TEST(AttentionRandom, ShortHeads) {
 TEST(AttentionRandom, FewQueries) {
   CaseOptions options;
   options.few_queries = true;
-  RunCases(5000000, 800, options, {1, 2, 5, 16});
+  RunCases(5000000, 480, options, {1, 2, 5, 16});
 }
 
 }  // namespace
