@@ -3,7 +3,8 @@
 # Runs the tests under sanitizers.
 #   scripts/sanitize.sh [asan|tsan|asan-short|tsan-short]...    default: asan and tsan; asan includes undefined behaviour
 # The short ones, which CI runs, leave out AVX-512, SSE4 and SSSE3 (6592 names them to Highway), build at -O1, and run
-# each suite once, on a quarter of its cases; tsan-short those that share work between threads.
+# each suite once, on an eighth of its cases; tsan-short those that share work between threads, asan-short all but two long
+# ones of the checker and the pools on libomp.
 # Environment: FA2_TESTS (a ctest -R pattern; default: all tests).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
