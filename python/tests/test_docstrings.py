@@ -14,7 +14,8 @@ MODULES = {
     "fa2_cpu.torch._causal_attention": "torch", "fa2_cpu.torch._cross_entropy": "torch",
     "fa2_cpu.torch._embedding": "torch", "fa2_cpu.torch._linear_cross_entropy": "torch",
     "fa2_cpu.torch._rms_norm": "torch", "fa2_cpu.torch._rotary": "torch", "fa2_cpu.torch._softmax": "torch",
-    "fa2_cpu.torch._swiglu": "torch",
+    "fa2_cpu.torch._swiglu": "torch", "fa2_cpu.torch._flex._attention": "torch",
+    "fa2_cpu.torch._flex._create": "torch", "fa2_cpu.torch._flex._replace": "torch",
 }  # fmt: skip
 WITHOUT_EXAMPLES = {"fa2_cpu"}
 

@@ -14,6 +14,7 @@ NEEDS = {
     "gradient_mistakes": (),
     "pytorch_training": ("torch",),
     "flash_attn_code": ("torch",),
+    "flex_patterns": ("torch",),
     "transformers_training": ("torch", "transformers"),
     "jax_training": ("jax",),
     "long_context": ("torch", "transformers"),

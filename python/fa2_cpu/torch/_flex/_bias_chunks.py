@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels with a bias that depends on query and key: it is made for some queries at a time, never whole."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fa2_cpu.torch import _compute
+from fa2_cpu.torch._compute import AttentionOptions
+from fa2_cpu.torch._flex._block_lists import BlockLists
+from fa2_cpu.torch._flex._graph import Node
+from fa2_cpu.torch._flex._masking import masked
+from fa2_cpu.torch._flex._terms import ranges, total
+
+# Elements of a bias at a time: 32 MiB of f32.
+_ELEMENTS = 1 << 23
+
+
+class Call(NamedTuple):
+    terms: tuple[Node, ...]  # whose sum is the bias
+    captured: tuple[Node, ...]  # whose gradients are wanted
+    lists: Optional[BlockLists]
+    options: AttentionOptions
+
+
+class BiasChunks(torch.autograd.Function):
+    """(out, lse); differentiable once, by q, k, v and the captured tensors."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, call, *captured):
+        out, lse = _compute.allocate_forward(q, v, "bhsd")
+        for rows in _chunks(call, q, k):
+            bias = _bias(call, q, k, rows, {})
+            bias, options = masked(call.options, bias, _part(call.lists, rows), q[:, :, rows], k)
+            tensors = q[:, :, rows], k, v, bias, *(None,) * 5
+            out[:, :, rows], lse[:, :, rows] = _compute.forward(*tensors, options)
+        ctx.save_for_backward(q, k, v, out, lse, *captured)
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout, dlse):
+        q, k, v, out, lse, *captured = ctx.saved_tensors
+        call = ctx.call
+        if dout is None and dlse is None:
+            return (None,) * (4 + len(captured))
+        dout = torch.zeros_like(out) if dout is None else dout
+        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        dq = _compute.empty_in_order(q, q.shape, "bhsd")
+        dk, dv = (torch.zeros(x.shape, dtype=dtype, device="cpu") for x in (k, v))
+        leaves = [x.detach().requires_grad_() for x in captured]
+        sums = [torch.zeros_like(x, dtype=dtype) for x in captured]
+        wanted = [True, True, True, bool(leaves), False, False]
+        for rows in _chunks(call, q, k):
+            with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+                bias = _bias(call, q, k, rows, {id(node): x for node, x in zip(call.captured, leaves)})
+            given, options = masked(call.options, bias.detach(), _part(call.lists, rows), q[:, :, rows], k)
+            rest = [x if x is None else x[:, :, rows] for x in (out, lse, dlse)]
+            tensors = dout[:, :, rows], q[:, :, rows], k, v, *rest, given, *(None,) * 5
+            grads = _compute.backward(*tensors, options, wanted)
+            dq[:, :, rows] = grads[0]
+            dk += grads[1]
+            dv += grads[2]
+            if leaves:
+                dbias = grads[3].sum_to_size(bias.shape)
+                for to, x in zip(sums, torch.autograd.grad(bias, leaves, dbias, allow_unused=True)):
+                    if x is not None:
+                        to += x
+        return (dq, dk.to(k.dtype), dv.to(v.dtype), None, *(g.to(x.dtype) for g, x in zip(sums, captured)))
+
+
+def _chunks(call: Call, q: Tensor, k: Tensor) -> list[slice]:
+    """Queries whose bias exists together: whole blocks of the mask."""
+    dims = frozenset().union(*(x.dims for x in call.terms))
+    heads = (q.shape[0] if "b" in dims else 1) * (q.shape[1] if "h" in dims else 1)
+    block = 128 if call.lists is None else call.lists.block_q
+    step = max(1, _ELEMENTS // max(1, heads * k.shape[2] * block)) * block
+    return [slice(i, min(i + step, q.shape[2])) for i in range(0, q.shape[2], step)]
+
+
+def _part(lists: Optional[BlockLists], rows: slice) -> Optional[BlockLists]:
+    return None if lists is None else lists.part(rows)
+
+
+def _bias(call: Call, q: Tensor, k: Tensor, rows: slice, captured: dict[int, Tensor]) -> Tensor:
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    where = ranges(slice(0, q.shape[0]), slice(0, q.shape[1]), rows, slice(0, k.shape[2]))
+    return total(call.terms, where, dtype, captured)
