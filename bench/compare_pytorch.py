@@ -10,6 +10,7 @@
     bench/compare_pytorch.py --suite options              attn_mask, its gradient, boolean masks, dropout
     bench/compare_pytorch.py --case backward/bf16/B1/H8/KV8/N2048/D128/causal/T1
     bench/compare_pytorch.py --filter 'backward/bf16.*D128' --when alone linear --jax
+    bench/compare_pytorch.py --suite onednn --onednn build/bench/onednn/bench_onednn
 
 Both sides run in this process, on PyTorch's threads, on the same tensors: fa2_cpu.torch's
 scaled_dot_product_attention and PyTorch's. Where the package cannot be imported, or with --bench, fa2 is
@@ -28,7 +29,8 @@ dropout, for which it has none; grouped heads use enable_gqa. Both sides read an
 [1, H, Nq, Nk] in the inputs' dtype, a mask boolean, [1, 1, Nq, Nk]: all true, or of documents of 500;
 padding is a boolean [B, 1, 1, Nk]. --when linear: each call comes right after an nn.Linear on the same
 number of tokens, whose threads still spin then; only the call is timed. --jax: jax.nn's function too, on
-all cores and on threads of its own.
+all cores and on threads of its own. --onednn: oneDNN Graph's attention for training, by a process of its
+own that waits for its turns; cases without options or grouped heads.
 """
 
 import argparse
@@ -44,7 +46,7 @@ import time
 
 from pytorch_cases import CORES, SUITES, Case, suite_cases
 from pytorch_report import save, save_rows
-from pytorch_sides import Attention, Fa2Bench, Inputs, Jax, difference
+from pytorch_sides import Attention, Fa2Bench, Inputs, Jax, OneDnn, difference
 
 # (seconds a side and round, seconds a case, rounds at most). A call of the shapes takes microseconds, or some
 # hundred milliseconds.
@@ -80,6 +82,19 @@ def measure(case, when, make_fa2, options):
              "pytorch": Attention(inputs, torch.nn.functional.scaled_dot_product_attention)}
     if options.jax and case.threads == CORES and case.option not in ("dbias", "dropout"):
         sides["jax"] = Jax(inputs)
+    if options.onednn and OneDnn.takes(case):
+        try:
+            sides["onednn"] = OneDnn(case, options.onednn)
+        except RuntimeError as error:
+            print(f"{case.name}: without oneDNN: {error}", file=sys.stderr)
+    try:
+        return measure_sides(case, when, inputs, sides, options)
+    finally:
+        if "onednn" in sides:
+            sides["onednn"].close()
+
+
+def measure_sides(case, when, inputs, sides, options):
     before = inputs.linear() if when == "linear" else None
     # The first calls of each side warm it up and say how many rounds the time allows.
     first = {name: min(side.seconds(0, before) for _ in range(2)) for name, side in sides.items()}
@@ -108,6 +123,8 @@ def measure(case, when, make_fa2, options):
     if isinstance(fa2, Fa2Package):
         fa2.add_peak(case.flops / medians["fa2"])
     row.update(fa2.details)
+    if "onednn" in sides:
+        row.update(sides["onednn"].details)
     return row
 
 
@@ -134,6 +151,8 @@ def parse_arguments():
     parser.add_argument("--when", nargs="+", choices=("alone", "linear"), default=["alone"],
                         help="calls one after another, or each right after an nn.Linear (default: alone)")
     parser.add_argument("--jax", action="store_true", help="jax.nn.dot_product_attention on the CPU too")
+    parser.add_argument("--onednn", metavar="PROGRAM", type=pathlib.Path,
+                        help="oneDNN Graph too, by bench_onednn (docs/bench.md)")
     parser.add_argument("--bench", type=pathlib.Path,
                         help="use this bench_attention even where the package fa2_cpu is importable")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("compare_pytorch"),
@@ -146,6 +165,9 @@ def parse_arguments():
     parser.add_argument("--no-peak", action="store_true", help="do not measure the peak after each case (60 ms)")
     parser.add_argument("--fresh", action="store_true", help="measure again what OUT.json holds")
     options = parser.parse_args()
+    if options.onednn and not options.onednn.is_file():
+        sys.exit(f"--onednn {options.onednn} is not there: it must be the program bench_onednn, which cmake builds with "
+                 "-DFA2_BENCH_ONEDNN=ON")
     shapes = options.suite == "shapes"
     defaults = QUICK_SHAPES if shapes and options.quick else TIMES[shapes]
     for name, value in zip(("min_time", "case_time", "max_rounds"), defaults):

@@ -165,7 +165,18 @@ def shapes_suite(quick=False):
                         yield case_of(shape, direction, dtype, threads)
 
 
-SUITES = {"full": full_suite, "fa2-paper": paper_suite, "options": options_suite, "shapes": shapes_suite}
+def onednn_suite():
+    """The lengths at which oneDNN keeps whole matrices of scores in reasonable memory."""
+    for threads in thread_counts():
+        for direction in ("forward", "backward"):
+            for dtype in ("bf16", "f32"):
+                for head_dim in (64, 128):
+                    for length in (128, 256, 512, 1024, 2048, 4096):
+                        yield Case(direction, dtype, length=length, head_dim=head_dim, threads=threads)
+
+
+SUITES = {"full": full_suite, "fa2-paper": paper_suite, "options": options_suite, "shapes": shapes_suite,
+          "onednn": onednn_suite}
 
 
 def suite_cases(name, quick):
@@ -178,4 +189,6 @@ def suite_cases(name, quick):
         return shapes_suite(quick)
     if name == "fa2-paper":
         return (c for c in paper_suite() if c.length in (512, 2048, 8192))
+    if name == "onednn":
+        return (c for c in onednn_suite() if c.dtype == "bf16" and c.length in (256, 1024))
     return (c for c in options_suite() if c.dtype == "bf16")

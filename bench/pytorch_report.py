@@ -8,11 +8,26 @@ from pytorch_cases import Case
 from shapes_report import head, plot_shapes, shapes_markdown
 
 
+def onednn_cells(row):
+    """How many times oneDNN's time fa2 is, and the memory that oneDNN takes beside inputs and outputs."""
+    if "onednn_ms" not in row:
+        return " | |"
+    memory = (row["onednn_scratch_bytes"] + row["onednn_between_bytes"]) / 1e6
+    partitions = row["onednn_partitions"]
+    return (f" {row['onednn_ms'] / row['fa2_ms']:.2f} | {row['onednn_form']}, {partitions} "
+            f"partition{'s' if partitions > 1 else ''}, {memory:.0f} MB |")
+
+
 def markdown(report):
-    lines = head(report) + [
+    onednn = {row["onednn"] for row in report["rows"] if "onednn" in row}
+    lines = head(report)
+    if onednn:
+        lines += [f"oneDNN Graph {'; '.join(sorted(onednn))}, in a process of its own that takes turns with the others.", ""]
+    lines += [
         "| direction | dtype | B·H/Hkv | N | D | mask | threads | fa2 GFLOP/s | PyTorch GFLOP/s |"
-        " fa2 / PyTorch (middle half) | fa2 / JAX | share of peak |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        " fa2 / PyTorch (middle half) | fa2 / JAX | share of peak |"
+        + (" fa2 / oneDNN | oneDNN's form and scratch |" if onednn else ""),
+        "|---|---|---|---|---|---|---|---|---|---|---|---|" + ("---|---|" if onednn else ""),
     ]
     for row in report["rows"]:
         case = Case.parse(row["case"])
@@ -23,7 +38,7 @@ def markdown(report):
             f"{case.threads} | {row['fa2_gflops']:.0f} | {row['pytorch_gflops']:.0f} | "
             f"**{row['speedup']:.2f}** ({row['speedup_low']:.2f}–{row['speedup_high']:.2f}) | "
             f"{'' if jax is None else format(jax / row['fa2_ms'], '.2f')} | "
-            f"{'' if share is None else format(share, '.2f')} |")
+            f"{'' if share is None else format(share, '.2f')} |" + (onednn_cells(row) if onednn else ""))
     return "\n".join(lines) + "\n"
 
 

@@ -164,6 +164,46 @@ class Fa2Bench:
         return self.case.flops / entry["GFLOPS"] / 1e9
 
 
+class OneDnn:
+    """Runs a case with bench_onednn, a process that makes calls when it is told to; RuntimeError where it cannot."""
+
+    def __init__(self, case, program):
+        self.process = subprocess.Popen([str(program), "--serve", f"--case={case.name}"], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True)
+        self.details = json.loads(self._read() or '{"error": "it ended"}')
+        if "error" in self.details:
+            self.close()
+            raise RuntimeError(f"{program}: {self.details['error']}")
+
+    @staticmethod
+    def takes(case):
+        return not case.option and case.heads == case.kv_heads
+
+    def _read(self):
+        return self.process.stdout.readline()
+
+    def _ask(self, at_least):
+        """The program's own time of a call, so that pipes cost nothing."""
+        self.process.stdin.write(f"{at_least}\n")
+        self.process.stdin.flush()
+        return float(self._read())
+
+    def seconds(self, at_least, before=None):
+        if before is None:
+            return self._ask(at_least)
+        calls, total = 0, 0.0
+        while calls == 0 or total < at_least:
+            before()
+            total += self._ask(0)
+            calls += 1
+        return total / calls
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
 def difference(side, other):
     """The largest relative L2 difference of out, dq, dk, dv and dbias between two of Attention."""
     if side.inputs.case.option == "dropout":
