@@ -5,10 +5,12 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <utility>
 #include <vector>
 
+#include "bench/attention/block_pattern.h"
 #include "fa2/attention.h"
 
 namespace fa2::bench {
@@ -121,6 +123,11 @@ struct AttentionCall::Problem {
       }
       options.bias = mask;
     }
+    if (!c.blocks.empty()) {
+      blocks = std::make_unique<BlockPattern>(c.blocks, queries, keys);
+      block_mask = blocks->mask();
+      options.block_mask = &block_mask;
+    }
     if (c.dropout) options.dropout_p = 0.1;
     if (c.softcap) options.softcap = 30.0;
     if (c.alibi) {
@@ -181,6 +188,8 @@ struct AttentionCall::Problem {
   }
 
   std::vector<Array> arrays;
+  std::unique_ptr<BlockPattern> blocks;
+  BlockMask block_mask;
   AttentionForwardArgs forward;
   AttentionBackwardArgs backward;
 };

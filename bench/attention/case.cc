@@ -7,6 +7,8 @@
 #include <sstream>
 #include <thread>
 
+#include "bench/attention/block_pattern.h"
+
 namespace fa2::bench {
 namespace {
 
@@ -105,6 +107,14 @@ bool ParseBias(const std::string& part, AttentionCase* c) {
   return false;
 }
 
+// "blocks_documents".
+bool ParseBlocks(const std::string& part, AttentionCase* c) {
+  constexpr char kPrefix[] = "blocks_";
+  if (part.rfind(kPrefix, 0) != 0) return false;
+  c->blocks = part.substr(sizeof kPrefix - 1);
+  return BlockPattern::IsName(c->blocks);
+}
+
 bool ParseWord(const std::string& part, AttentionCase* c) {
   for (const Pass pass : {Pass::kForward, Pass::kBackward, Pass::kBoth}) {
     if (part == PassName(pass)) {
@@ -138,7 +148,7 @@ bool ParseWord(const std::string& part, AttentionCase* c) {
   } else if (part == "sinks") {
     c->sinks = true;
   } else {
-    return ParseBias(part, c);
+    return ParseBlocks(part, c) || ParseBias(part, c);
   }
   return true;
 }
@@ -247,6 +257,9 @@ constexpr char kOptionCases[] =
     "N2048 N2048/bias N2048/dbias N2048/bias_bf16 N2048/dbias_bf16 N2048/mask "
     "N2048/mask500 N2048/dropout N2048/softcap N2048/alibi N2048/sinks "
     "N2048/exact "
+    "N8192/H1 N8192/H1/blocks_documents N8192/H1/blocks_window "
+    "N8192/H1/blocks_prefix N8192/H1/blocks_strided N8192/H1/blocks_bigbird "
+    "N8192/H1/blocks_random "
     "N16384/H1/causal N16384/H1/window256 B8/N512 packed512x8 B8/N512/causal "
     "packed512x8/causal N3091 packed3000-700-200-150-20-10-8x2 N3091/causal "
     "packed3000-700-200-150-20-10-8x2/causal";
@@ -272,6 +285,7 @@ std::vector<AttentionCase> OptionsSuite() {
 
 // Visible pairs of a query and a key.
 double Pairs(const AttentionCase& c, int64_t queries, int64_t keys) {
+  if (!c.blocks.empty()) return BlockPattern(c.blocks, queries, keys).pairs();
   if (c.document > 0 && std::max(queries, keys) > c.document) {
     const int64_t length = c.document;
     return Pairs(c, std::min(queries, length), std::min(keys, length)) +
@@ -341,6 +355,7 @@ std::string AttentionCase::Name() const {
   }
   if (mask) name << "/mask";
   if (document > 0) name << document;
+  if (!blocks.empty()) name << "/blocks_" << blocks;
   if (dropout) name << "/dropout";
   if (softcap) name << "/softcap";
   if (alibi) name << "/alibi";
@@ -363,7 +378,8 @@ bool ParseCase(const std::string& name, AttentionCase* result,
              "bf16, f16, f32, f64, B1, H8, KV2, N2048, N512x1024, "
              "packed700-20x3, D128, full, "
              "causal, T1, T0, fast, high, exact, window256, bias, dbias, "
-             "bias_bf16, mask, mask500, dropout, softcap, alibi, sinks";
+             "bias_bf16, mask, mask500, blocks_documents, dropout, softcap, "
+             "alibi, sinks";
     return false;
   }
   if (c.kv_heads == 0) c.kv_heads = c.heads;

@@ -36,6 +36,7 @@ struct AttentionCase {
   bool mask = false;  // boolean [1, 1, queries, keys], all visible
   // > 0: with mask, of documents: so many positions see one another.
   int64_t document = 0;
+  std::string blocks;  // a block mask: BlockPattern's name; "": none
   bool dropout = false;
   bool softcap = false;
   bool alibi = false;

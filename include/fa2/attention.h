@@ -32,6 +32,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "fa2/block_mask.h"
 #include "fa2/context.h"
 #include "fa2/export.h"
 #include "fa2/status.h"
@@ -79,6 +80,10 @@ struct AttentionOptions {
   // Additive (f32, bf16, f16, f64) or a boolean mask (false = -inf); -inf
   // masks. Not with cu_seqlens.
   ConstTensorView bias;
+
+  // Blocks of queries x keys that are visible (fa2/block_mask.h). nullptr: all
+  // of them. Read during the call only.
+  const BlockMask* block_mask = nullptr;
 
   // f32: adds -slope * |i + Nk - Nq - j| (ALiBi, Press et al. 2021,
   // arXiv:2108.12409). Keys so far off that no P can reach 2^-100 (f64: 2^-960)

@@ -6,6 +6,7 @@
 #define FA2_FA2_H_
 
 #include "fa2/attention.h"     // IWYU pragma: export
+#include "fa2/block_mask.h"    // IWYU pragma: export
 #include "fa2/context.h"       // IWYU pragma: export
 #include "fa2/export.h"        // IWYU pragma: export
 #include "fa2/reference.h"     // IWYU pragma: export

@@ -71,7 +71,9 @@ enum {
   FA2_F64 = 3,
   FA2_BOOL = 4,
   FA2_I32 = 5,
-  FA2_I64 = 6
+  FA2_I64 = 6,
+  /* Eight bits of a mask. */
+  FA2_U8 = 7
 };
 
 /* A read-only strided array of at most four dimensions. `strides` count
@@ -81,7 +83,7 @@ enum {
  * fa2_dense_rows fills in. */
 typedef struct fa2_const_tensor {
   const void* data;
-  /* FA2_F32 to FA2_I64. */
+  /* FA2_F32 to FA2_U8. */
   int32_t dtype;
   /* 0. */
   int32_t reserved;
@@ -215,6 +217,25 @@ enum {
   FA2_PRECISION_EXACT = 2
 };
 
+/* Which blocks of queries x keys are visible: fa2/block_mask.h says what the
+ * tensors are. Hidden blocks cost nothing. */
+typedef struct fa2_block_mask {
+  size_t struct_size;
+  /* Multiples of 16; 0: 128. */
+  int64_t block_q;
+  int64_t block_k;
+  /* i32 [B or 1, Hq or 1, rows] (fa2_dense_rows_const) and [.., .., rows,
+   * columns or fewer]: the partial blocks of each row of blocks. */
+  fa2_const_tensor kv_num_blocks;
+  fa2_const_tensor kv_indices;
+  /* The same of the full blocks; both or neither. */
+  fa2_const_tensor full_kv_num_blocks;
+  fa2_const_tensor full_kv_indices;
+  /* u8 [1, 1, partial blocks, block_q * block_k / 8]; not given: all of a
+   * partial block is visible. */
+  fa2_const_tensor bits;
+} fa2_block_mask;
+
 /* What shapes the scores S = scale * Q K^T; then, in this order: softcap *
  * tanh(S / softcap), + bias, + ALiBi, mask. fa2/attention.h gives the shapes
  * and dtypes of the tensors, which are the same here. */
@@ -254,6 +275,8 @@ typedef struct fa2_attention_options {
   /* 0: the longest sequence. */
   int64_t max_seqlen_q;
   int64_t max_seqlen_k;
+  /* NULL: all blocks are visible. */
+  const fa2_block_mask* block_mask;
 } fa2_attention_options;
 
 typedef struct fa2_attention_forward_args {

@@ -12,7 +12,7 @@
 namespace fa2 {
 
 // Element types. bf16 and f16 are 16-bit storage (uint16_t); kBool is one byte
-// per element, 0 = false.
+// per element, 0 = false; kU8 is a byte of eight bits of a mask.
 enum class DType : int32_t {
   kF32 = 0,
   kBF16 = 1,
@@ -21,6 +21,7 @@ enum class DType : int32_t {
   kBool = 4,
   kI32 = 5,
   kI64 = 6,
+  kU8 = 7,
 };
 
 // Bytes of one element; 0 for a value that is no DType.
@@ -36,12 +37,14 @@ constexpr size_t SizeOf(DType dtype) {
     case DType::kI64:
       return 8;
     case DType::kBool:
+    case DType::kU8:
       return 1;
   }
   return 0;
 }
 
-// "f32", "bf16", "f16", "f64", "bool", "i32", "i64", or "unknown".
+// "f32", "bf16", "f16", "f64", "bool", "i32", "i64", "u8", or
+// "unknown".
 constexpr const char* NameOf(DType dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -58,6 +61,8 @@ constexpr const char* NameOf(DType dtype) {
       return "i32";
     case DType::kI64:
       return "i64";
+    case DType::kU8:
+      return "u8";
   }
   return "unknown";
 }

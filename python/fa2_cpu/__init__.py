@@ -19,6 +19,7 @@ import numpy as _np
 
 from fa2_cpu import _core, reference
 from fa2_cpu._attention import Gradients, attention_backward, attention_forward
+from fa2_cpu._block_mask import BlockMask
 from fa2_cpu._core import __version__
 from fa2_cpu._training_ops import (
     causal_attention_backward,
@@ -33,6 +34,7 @@ from fa2_cpu._training_ops import (
 from fa2_cpu._verify import Report, VerificationError, verify
 
 __all__ = [
+    "BlockMask",
     "Gradients",
     "Report",
     "VerificationError",

@@ -36,6 +36,7 @@ _LONG_NAMES = {
     "f64": "float64",
     "i32": "int32",
     "i64": "int64",
+    "u8": "uint8",
 }
 
 

@@ -145,6 +145,8 @@ def attention_forward(q: ArrayT, k: Array, v: Array, **options: Unpack[Attention
         i for "top_left" and i + Nk − Nq otherwise; −1 is unbounded.
       bias: added to the scores, or bool (False masks); [B or 1, Hq or 1, Nq or 1, Nk or 1], leading
         dimensions may be left out.
+      block_mask: a BlockMask: blocks of queries x keys that it does not list are hidden and cost
+        nothing.
       softcap: c > 0 replaces the scores by c · tanh(scores / c); 0 is none.
       alibi_slopes: f32 [Hq] or [B, Hq]: adds −slope · |i + Nk − Nq − j|.
       sinks: f32 [Hq]: exp(sink) joins each softmax sum, with no value.

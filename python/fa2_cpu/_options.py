@@ -8,6 +8,7 @@ import operator
 from typing import Any, Callable, Literal, Optional, TypedDict, TypeVar, get_type_hints
 
 from fa2_cpu._arrays import Array, core_array
+from fa2_cpu._block_mask import BlockMask, core_block_mask
 
 Layout = Literal["bhsd", "bshd", "thd"]
 Causal = Literal["top_left", "bottom_right"]
@@ -22,6 +23,7 @@ class AttentionOptions(TypedDict, total=False):
     causal: Optional[Causal]
     window: tuple[int, int]
     bias: Optional[Array]
+    block_mask: Optional[BlockMask]
     softcap: float
     alibi_slopes: Optional[Array]
     sinks: Optional[Array]
@@ -43,7 +45,7 @@ class BackwardOptions(AttentionOptions, total=False):
 
 
 DEFAULTS: dict[str, Any] = {
-    "layout": "bhsd", "scale": None, "causal": None, "window": (-1, -1), "bias": None, "softcap": 0.0,
+    "layout": "bhsd", "scale": None, "causal": None, "window": (-1, -1), "bias": None, "block_mask": None, "softcap": 0.0,
     "alibi_slopes": None, "sinks": None, "dropout_p": 0.0, "philox_seed": 0, "philox_offset": 0,
     "cu_seqlens_q": None, "cu_seqlens_k": None, "precision": "fast", "num_threads": None,
 }  # fmt: skip
@@ -136,6 +138,7 @@ def core_options(options: dict[str, Any]) -> dict[str, Any]:
         "scale": None if scale is None else number("scale", scale),
         "causal": causal,
         "window": (left, right),
+        "block_mask": core_block_mask(options["block_mask"]),
         "softcap": number("softcap", options["softcap"]),
         "dropout_p": number("dropout_p", options["dropout_p"]),
         "philox_seed": unsigned("philox_seed", options["philox_seed"]),

@@ -27,8 +27,11 @@ bool ParseDType(nb::dlpack::dtype given, DType* dtype) {
       if (given.bits == 64) return *dtype = DType::kF64, true;
       return false;
     case nb::dlpack::dtype_code::Bfloat:
+      if (given.bits == 16) return *dtype = DType::kBF16, true;
+      return false;
     case nb::dlpack::dtype_code::UInt:
       if (given.bits == 16) return *dtype = DType::kBF16, true;
+      if (given.bits == 8) return *dtype = DType::kU8, true;
       return false;
     case nb::dlpack::dtype_code::Int:
       if (given.bits == 32) return *dtype = DType::kI32, true;
@@ -159,7 +162,7 @@ const void* InputArray::TakeArray(nb::handle object) {
     std::ostringstream sentence;
     sentence << name_ << " has elements of DLPack type code "
              << int{array_.dtype().code} << " with " << int{array_.dtype().bits}
-             << " bits; they must be f32, bf16, f16, f64, bool, i32 or i64";
+             << " bits; they must be f32, bf16, f16, f64, bool, i32, i64 or u8";
     throw nb::type_error(sentence.str().c_str());
   }
   for (size_t i = 0; i < array_.ndim(); ++i) {

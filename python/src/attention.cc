@@ -29,6 +29,41 @@ Causal ParseCausal(const std::optional<std::string>& causal) {
           .c_str());
 }
 
+// A block mask: None, or a sequence of both block sizes, both lists of blocks
+// and bits, as fa2_cpu.BlockMask has them.
+class BlockMaskArgument {
+ public:
+  explicit BlockMaskArgument(nb::handle given)
+      : given_(!given.is_none()),
+        counts_("block_mask.kv_num_blocks", Item(given, 2)),
+        indices_("block_mask.kv_indices", Item(given, 3)),
+        full_counts_("block_mask.full_kv_num_blocks", Item(given, 4)),
+        full_indices_("block_mask.full_kv_indices", Item(given, 5)),
+        bits_("block_mask.bits", Item(given, 6)) {
+    if (!given_) return;
+    mask_.block_q = nb::cast<int64_t>(Item(given, 0));
+    mask_.block_k = nb::cast<int64_t>(Item(given, 1));
+    mask_.kv_num_blocks = counts_.RowValues(Layout::kBHSD);
+    mask_.kv_indices = indices_.Leading();
+    mask_.full_kv_num_blocks = full_counts_.RowValues(Layout::kBHSD);
+    mask_.full_kv_indices = full_indices_.Leading();
+    mask_.bits = bits_.Leading();
+  }
+  BlockMaskArgument(const BlockMaskArgument&) = delete;
+  BlockMaskArgument& operator=(const BlockMaskArgument&) = delete;
+
+  const BlockMask* get() const { return given_ ? &mask_ : nullptr; }
+
+ private:
+  static nb::object Item(nb::handle given, int index) {
+    return given.is_none() ? nb::none() : nb::object(given[index]);
+  }
+
+  bool given_;
+  InputArray counts_, indices_, full_counts_, full_indices_, bits_;
+  BlockMask mask_;
+};
+
 // The keyword arguments that forward and backward share.
 class Options {
  public:
@@ -38,19 +73,21 @@ class Options {
           nb::handle alibi_slopes, nb::handle sinks, double dropout_p,
           uint64_t philox_seed, uint64_t philox_offset, nb::handle cu_seqlens_q,
           nb::handle cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
-          const std::string& precision)
+          const std::string& precision, nb::handle block_mask)
       : layout_(ParseLayout(layout)),
         bias_("bias", bias),
         alibi_slopes_("alibi_slopes", alibi_slopes),
         sinks_("sinks", sinks),
         cu_seqlens_q_("cu_seqlens_q", cu_seqlens_q),
-        cu_seqlens_k_("cu_seqlens_k", cu_seqlens_k) {
+        cu_seqlens_k_("cu_seqlens_k", cu_seqlens_k),
+        block_mask_(block_mask) {
     options_.scale = scale;
     options_.causal = ParseCausal(causal);
     options_.window_left = std::get<0>(window);
     options_.window_right = std::get<1>(window);
     options_.softcap = softcap;
     options_.bias = bias_.Leading();
+    options_.block_mask = block_mask_.get();
     options_.alibi_slopes = alibi_slopes_.PerHead();
     options_.sinks = sinks_.PerHead();
     options_.dropout_p = dropout_p;
@@ -69,6 +106,7 @@ class Options {
  private:
   Layout layout_;
   InputArray bias_, alibi_slopes_, sinks_, cu_seqlens_q_, cu_seqlens_k_;
+  BlockMaskArgument block_mask_;
   AttentionOptions options_;
 };
 
@@ -82,11 +120,12 @@ void Forward(nb::handle q, nb::handle k, nb::handle v, nb::handle out,
              nb::handle cu_seqlens_q, nb::handle cu_seqlens_k,
              int64_t max_seqlen_q, int64_t max_seqlen_k,
              const std::string& precision, std::optional<int> num_threads,
-             const std::optional<std::string>& pool, bool reference) {
+             const std::optional<std::string>& pool, bool reference,
+             nb::handle block_mask) {
   const Options options(layout, scale, causal, window, bias, softcap,
                         alibi_slopes, sinks, dropout_p, philox_seed,
                         philox_offset, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
-                        max_seqlen_k, precision);
+                        max_seqlen_k, precision, block_mask);
   const InputArray q_array("q", q), k_array("k", k), v_array("v", v);
   const OutputArray out_array("out", out), lse_array("lse", lse);
   AttentionForwardArgs args;
@@ -116,11 +155,11 @@ void Backward(nb::handle dout, nb::handle q, nb::handle k, nb::handle v,
               int64_t max_seqlen_q, int64_t max_seqlen_k,
               const std::string& precision, std::optional<int> num_threads,
               const std::optional<std::string>& pool, bool reference,
-              bool accumulate) {
+              bool accumulate, nb::handle block_mask) {
   const Options options(layout, scale, causal, window, bias, softcap,
                         alibi_slopes, sinks, dropout_p, philox_seed,
                         philox_offset, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
-                        max_seqlen_k, precision);
+                        max_seqlen_k, precision, block_mask);
   const InputArray dout_array("dout", dout), q_array("q", q), k_array("k", k),
       v_array("v", v), out_array("out", out), lse_array("lse", lse),
       dlse_array("dlse", dlse), delta_array("delta", delta);
@@ -176,7 +215,7 @@ void BindAttention(nb::module_& module) {
              "cu_seqlens_q"_a = nb::none(), "cu_seqlens_k"_a = nb::none(),
              "max_seqlen_q"_a = 0, "max_seqlen_k"_a = 0, "precision"_a = "fast",
              "num_threads"_a = nb::none(), "pool"_a = nb::none(),
-             "reference"_a = false,
+             "reference"_a = false, "block_mask"_a = nb::none(),
              "Writes out and lse (see fa2_cpu.attention_forward).");
   module.def("attention_backward", &Backward, "dout"_a, "q"_a, "k"_a, "v"_a,
              "out"_a.none(), "lse"_a, "dlse"_a.none(), "delta"_a.none(),
@@ -191,6 +230,7 @@ void BindAttention(nb::module_& module) {
              "max_seqlen_q"_a = 0, "max_seqlen_k"_a = 0, "precision"_a = "fast",
              "num_threads"_a = nb::none(), "pool"_a = nb::none(),
              "reference"_a = false, "accumulate"_a = false,
+             "block_mask"_a = nb::none(),
              "Writes the gradients that are not None (see "
              "fa2_cpu.attention_backward); accumulate adds dq, dk, dv and "
              "dbias to what their arrays hold.");

@@ -73,7 +73,8 @@ NB_MODULE(_core, module) {
   nanobind::dict dtypes;
   for (const fa2::DType dtype :
        {fa2::DType::kF32, fa2::DType::kBF16, fa2::DType::kF16, fa2::DType::kF64,
-        fa2::DType::kBool, fa2::DType::kI32, fa2::DType::kI64}) {
+        fa2::DType::kBool, fa2::DType::kI32, fa2::DType::kI64,
+        fa2::DType::kU8}) {
     dtypes[NameOf(dtype)] = static_cast<int>(dtype);
   }
   module.attr("dtype_numbers") = dtypes;

@@ -14,7 +14,8 @@ fa2_status ConvertAndCall(const char* function, const CArgs* given,
                           const Call& call) {
   return Guard(function, [&] {
     Args args;
-    Status status = Convert(given, &args);
+    BlockMask block_mask;
+    Status status = Convert(given, &block_mask, &args);
     return status.ok() ? call(args) : status;
   });
 }

@@ -17,6 +17,7 @@ static_assert(static_cast<int>(DType::kF64) == FA2_F64);
 static_assert(static_cast<int>(DType::kBool) == FA2_BOOL);
 static_assert(static_cast<int>(DType::kI32) == FA2_I32);
 static_assert(static_cast<int>(DType::kI64) == FA2_I64);
+static_assert(static_cast<int>(DType::kU8) == FA2_U8);
 static_assert(static_cast<int>(Causal::kNone) == FA2_CAUSAL_NONE);
 static_assert(static_cast<int>(Causal::kTopLeft) == FA2_CAUSAL_TOP_LEFT);
 static_assert(static_cast<int>(Causal::kBottomRight) ==
@@ -33,7 +34,7 @@ Status ConvertTensor(const char* name, const From& from, To* to) {
   if (SizeOf(static_cast<DType>(from.dtype)) == 0) {
     return Status::InvalidArgument(std::string(name) + ".dtype is " +
                                    std::to_string(from.dtype) +
-                                   "; it must be FA2_F32 (0) to FA2_I64 (6)");
+                                   "; it must be FA2_F32 (0) to FA2_U8 (7)");
   }
   if (from.reserved != 0) {
     return Status::InvalidArgument(std::string(name) + ".reserved is " +
@@ -63,7 +64,26 @@ Status ConvertEnum(const char* name, int32_t from, int32_t last, Enum* to) {
   return Status::Ok();
 }
 
-Status ConvertOptions(const fa2_attention_options* given,
+Status ConvertBlockMask(const fa2_block_mask* given, BlockMask* to) {
+  *to = BlockMask();
+  fa2_block_mask from = {};
+  Status status = ReadStruct(
+      "block_mask", given, offsetof(fa2_block_mask, full_kv_num_blocks), &from);
+  if (!status.ok()) return status;
+  if (from.block_q != 0) to->block_q = from.block_q;
+  if (from.block_k != 0) to->block_k = from.block_k;
+  return ConvertInputs(
+      {{"block_mask.kv_num_blocks", from.kv_num_blocks, &to->kv_num_blocks},
+       {"block_mask.kv_indices", from.kv_indices, &to->kv_indices},
+       {"block_mask.full_kv_num_blocks", from.full_kv_num_blocks,
+        &to->full_kv_num_blocks},
+       {"block_mask.full_kv_indices", from.full_kv_indices,
+        &to->full_kv_indices},
+       {"block_mask.bits", from.bits, &to->bits}});
+}
+
+// `block_mask`: what options.block_mask becomes, if it is given.
+Status ConvertOptions(const fa2_attention_options* given, BlockMask* block_mask,
                       AttentionOptions* to) {
   *to = AttentionOptions();
   if (given == nullptr) return Status::Ok();
@@ -80,6 +100,10 @@ Status ConvertOptions(const fa2_attention_options* given,
                        {"sinks", from.sinks, &to->sinks},
                        {"cu_seqlens_q", from.cu_seqlens_q, &to->cu_seqlens_q},
                        {"cu_seqlens_k", from.cu_seqlens_k, &to->cu_seqlens_k}});
+  }
+  if (status.ok() && from.block_mask != nullptr) {
+    status = ConvertBlockMask(from.block_mask, block_mask);
+    to->block_mask = block_mask;
   }
   if (!status.ok()) return status;
   if (from.has_scale != 0) to->scale = from.scale;
@@ -126,13 +150,14 @@ Status ConvertPrecision(int32_t from, Precision* to) {
   return ConvertEnum("precision", from, FA2_PRECISION_EXACT, to);
 }
 
-Status Convert(const fa2_attention_forward_args* given,
+Status Convert(const fa2_attention_forward_args* given, BlockMask* block_mask,
                AttentionForwardArgs* to) {
   *to = AttentionForwardArgs();
   fa2_attention_forward_args from = {};
   Status status = ReadStruct("args", given,
                              offsetof(fa2_attention_forward_args, lse), &from);
-  if (status.ok()) status = ConvertOptions(from.options, &to->options);
+  if (status.ok())
+    status = ConvertOptions(from.options, block_mask, &to->options);
   if (status.ok()) {
     status = ConvertInputs(
         {{"q", from.q, &to->q}, {"k", from.k, &to->k}, {"v", from.v, &to->v}});
@@ -144,13 +169,14 @@ Status Convert(const fa2_attention_forward_args* given,
   return status;
 }
 
-Status Convert(const fa2_attention_backward_args* given,
+Status Convert(const fa2_attention_backward_args* given, BlockMask* block_mask,
                AttentionBackwardArgs* to) {
   *to = AttentionBackwardArgs();
   fa2_attention_backward_args from = {};
   Status status = ReadStruct(
       "args", given, offsetof(fa2_attention_backward_args, dbias), &from);
-  if (status.ok()) status = ConvertOptions(from.options, &to->options);
+  if (status.ok())
+    status = ConvertOptions(from.options, block_mask, &to->options);
   if (status.ok()) {
     status = ConvertInputs({{"dout", from.dout, &to->dout},
                             {"q", from.q, &to->q},

@@ -36,9 +36,10 @@ Status ConvertOutputs(std::initializer_list<OutputField> fields);
 
 Status ConvertPrecision(int32_t from, Precision* to);
 
-Status Convert(const fa2_attention_forward_args* from,
+// `block_mask` is what the options' one becomes, and must outlive them.
+Status Convert(const fa2_attention_forward_args* from, BlockMask* block_mask,
                AttentionForwardArgs* to);
-Status Convert(const fa2_attention_backward_args* from,
+Status Convert(const fa2_attention_backward_args* from, BlockMask* block_mask,
                AttentionBackwardArgs* to);
 
 }  // namespace fa2::c_api

@@ -41,8 +41,8 @@ class NamedViews {
   const NamedView* end() const { return views_.data() + size_; }
 
  private:
-  // A backward call has 13 inputs and 6 outputs.
-  std::array<NamedView, 16> views_;
+  // A backward call has 18 inputs and 6 outputs.
+  std::array<NamedView, 20> views_;
   int size_ = 0;
 };
 

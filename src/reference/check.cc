@@ -5,6 +5,7 @@
 #include <array>
 #include <string>
 
+#include "src/reference/block_mask.h"
 #include "src/reference/sequences.h"
 #include "src/reference/tensor_access.h"
 
@@ -144,6 +145,9 @@ Status CheckInputs(const ConstTensorView& q, const ConstTensorView& k,
       return Status::InvalidArgument(
           "bias must not be given together with cu_seqlens");
     }
+  }
+  if (options.block_mask != nullptr) {
+    FA2_REFERENCE_RETURN_IF_ERROR(CheckBlockMask(*options.block_mask, q, k));
   }
   FA2_REFERENCE_RETURN_IF_ERROR(
       CheckBroadcast("bias", options.bias, {batch, heads, nq, nk}, true));

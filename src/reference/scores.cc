@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "src/common/philox.h"
+#include "src/reference/block_mask.h"
 
 namespace fa2::reference {
 namespace {
@@ -62,9 +63,19 @@ std::vector<Score> ScoreRow(const AttentionOptions& options, double scale,
       options.alibi_slopes.given()
           ? Load(options.alibi_slopes, place.sequence.index, place.head, 0, 0)
           : 0.0;
+  std::vector<bool> listed;
+  if (options.block_mask != nullptr) {
+    listed = VisibleKeys(*options.block_mask, place.sequence.batch, place.head,
+                         place.sequence.q_begin + place.i,
+                         place.sequence.k_begin + nk);
+  }
   std::vector<Score> scores;
   for (int64_t j = 0; j < nk; ++j) {
     if (!Visible(options, place.i, j, nq, nk)) continue;
+    if (!listed.empty() &&
+        !listed[static_cast<size_t>(place.sequence.k_begin + j)]) {
+      continue;
+    }
     const double bias =
         Bias(options.bias, place.sequence.index, place.head, place.i, j);
     if (bias == -std::numeric_limits<double>::infinity()) continue;

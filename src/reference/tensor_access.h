@@ -48,6 +48,8 @@ inline double LoadAt(const void* data, DType dtype, int64_t offset) {
       return ElementAs<int32_t>(data, offset);
     case DType::kI64:
       return static_cast<double>(ElementAs<int64_t>(data, offset));
+    case DType::kU8:
+      return ElementAs<uint8_t>(data, offset);
   }
   return 0.0;
 }
@@ -77,6 +79,7 @@ inline void Store(const TensorView& view, int64_t a, int64_t b, int64_t c,
     case DType::kBool:
     case DType::kI32:
     case DType::kI64:
+    case DType::kU8:
       break;
   }
 }

@@ -75,6 +75,10 @@ struct ScoreOptions {
   // mask shows (mask_scan.h). Read in kPartial tiles only.
   const void* visible_begin = nullptr;
   const void* visible_end = nullptr;
+  // And it sees row k only if bit k & 31 of visible_bits[(k >> 5) * stride + i]
+  // is set, for a block mask; nullptr: they all are.
+  const uint32_t* visible_bits = nullptr;
+  int64_t visible_bits_stride = 0;
   ScoreStream mask_stream;  // engines that do not take it get a bias
   // [query panel][key][query in panel], as produced by the staging functions of
   // rowwise/staging.h; panels are Engine::query_panel wide and key_rows rows

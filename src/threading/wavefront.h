@@ -57,12 +57,33 @@ class Wavefront {
     }
     void Release(int64_t step) {
       own_.store(step + 1, std::memory_order_release);
+      skipped_ = 0;
+    }
+    // In place of Wait and Release for a step in which the item does nothing:
+    // releases the step now if the item before has, else with a later one or
+    // by ReleaseSkipped, so that nobody waits for the sake of others.
+    void Skip(int64_t step) {
+      if (before_ != nullptr && seen_ <= step) {
+        seen_ = before_->load(std::memory_order_acquire);
+      }
+      if (before_ == nullptr || seen_ > step) {
+        Release(step);
+      } else {
+        skipped_ = step + 1;
+      }
+    }
+    // After the last step.
+    void ReleaseSkipped() {
+      if (skipped_ == 0) return;
+      Wait(skipped_ - 1);
+      Release(skipped_ - 1);
     }
 
    private:
     const std::atomic<int64_t>* before_;
     std::atomic<int64_t>& own_;
     int64_t seen_ = 0;
+    int64_t skipped_ = 0;  // steps up to the last that is not released yet
   };
 
   // Calls body(task, item, worker, semaphore) once for every item of `count`

@@ -55,6 +55,7 @@ Problem ProblemOf(const Shape& shape) {
   if (shape.causal) problem.options.causal = Causal::kBottomRight;
   Sequence sequence;
   sequence.mask = Mask(problem.options, shape.nq, shape.nk);
+  sequence.pairs = sequence.mask.Pairs();
   problem.sequences.push_back(sequence);
   return problem;
 }
@@ -67,6 +68,7 @@ Problem ProblemOf(int64_t heads, const std::vector<int64_t>& lengths,
   for (const int64_t rows : lengths) {
     Sequence sequence;
     sequence.mask = Mask(problem.options, rows, rows);
+    sequence.pairs = sequence.mask.Pairs();
     problem.sequences.push_back(sequence);
   }
   return problem;

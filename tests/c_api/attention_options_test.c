@@ -68,6 +68,28 @@ static void set_bias(Problem* p, Extras* x) {
   p->backward.dbias = fa2_dense(x->dbias, FA2_F32, 1, kHq, kNq, kNk);
 }
 
+/* Blocks of 16 x 16: partial ones, which show every other key, and full ones.
+ */
+static void set_block_mask(Problem* p, Extras* x) {
+  static const int32_t counts[3] = {1, 0, 1}, full_counts[3] = {1, 2, 1};
+  static const int32_t indices[6] = {1, -1, -1, -1, 3, -1};
+  static const int32_t full_indices[6] = {0, -1, 0, 2, 1, -1};
+  static uint8_t bits[2 * 32];
+  static fa2_block_mask mask;
+  (void)x;
+  memset(bits, 0x55, sizeof bits);
+  memset(&mask, 0, sizeof mask);
+  mask.struct_size = sizeof mask;
+  mask.block_q = 16;
+  mask.block_k = 16;
+  mask.kv_num_blocks = fa2_dense_rows_const(counts, FA2_I32, 1, 1, 3);
+  mask.kv_indices = fa2_dense_const(indices, FA2_I32, 1, 1, 3, 2);
+  mask.full_kv_num_blocks = fa2_dense_rows_const(full_counts, FA2_I32, 1, 1, 3);
+  mask.full_kv_indices = fa2_dense_const(full_indices, FA2_I32, 1, 1, 3, 2);
+  mask.bits = fa2_dense_const(bits, FA2_U8, 1, 1, 2, 32);
+  p->options.block_mask = &mask;
+}
+
 static void set_alibi(Problem* p, Extras* x) {
   p->options.alibi_slopes = fa2_dense_const(x->slopes, FA2_F32, 1, kHq, 1, 1);
   p->backward.dalibi_slopes = fa2_dense(x->dslopes, FA2_F32, 1, kHq, 1, 1);
@@ -243,6 +265,7 @@ int main(void) {
                {"window_right", set_window_right, set_causal_none},
                {"softcap", set_softcap, NULL},
                {"bias", set_bias, NULL},
+               {"block_mask", set_block_mask, NULL},
                {"alibi_slopes", set_alibi, NULL},
                {"sinks", set_sinks, NULL},
                {"dropout_p", set_dropout, NULL},

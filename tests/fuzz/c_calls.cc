@@ -11,6 +11,7 @@ namespace {
 constexpr size_t kStructBytes = 65536;
 alignas(64) char g_args[kStructBytes];
 alignas(64) char g_options[kStructBytes];
+alignas(64) char g_block_mask[kStructBytes];
 alignas(64) uint8_t g_arena[kArenaBytes];
 
 constexpr int64_t kBatch = 2, kHeads = 4, kKvHeads = 2, kQueries = 5, kKeys = 6;
@@ -79,6 +80,22 @@ class Filler {
   const int32_t dtype_;
 };
 
+// One block, partial by its bits.
+const fa2_block_mask* BlockMask(Filler& fill, CCall* call) {
+  std::memset(g_block_mask, 0, kStructBytes);
+  auto* const m = reinterpret_cast<fa2_block_mask*>(g_block_mask);
+  m->struct_size = sizeof *m;
+  m->block_q = m->block_k = 16;
+  call->struct_sizes.push_back(&m->struct_size);
+  call->longs.insert(call->longs.end(), {&m->block_q, &m->block_k});
+  fill.Integers(&m->kv_num_blocks, {1});
+  fill.Integers(&m->kv_indices, {0});
+  fill.Integers(&m->full_kv_num_blocks, {0});
+  fill.Integers(&m->full_kv_indices, {0});
+  fill.Fill(&m->bits, false, FA2_U8, 1, 1, 1, 16 * 16 / 8);
+  return m;
+}
+
 const fa2_attention_options* Options(Filler& fill, CCall* call, bool packed) {
   std::memset(g_options, 0, kStructBytes);
   auto* const o = reinterpret_cast<fa2_attention_options*>(g_options);
@@ -102,6 +119,7 @@ const fa2_attention_options* Options(Filler& fill, CCall* call, bool packed) {
   }
   fill.Fill(&o->alibi_slopes, false, FA2_F32, 1, kHeads, 1, 1);
   fill.Fill(&o->sinks, false, FA2_F32, 1, kHeads, 1, 1);
+  o->block_mask = BlockMask(fill, call);
   return o;
 }
 

@@ -35,10 +35,10 @@ struct CCall {
 };
 
 // What tensors lie in: a slot each, which they begin in the middle of. All
-// bytes are 0x3C, small positive numbers in every float type, but for the ids
-// and prefix sums.
+// bytes are 0x3C, small positive numbers in every float type, but for the ids,
+// prefix sums and lists of blocks.
 inline constexpr size_t kSlotBytes = 16384;
-inline constexpr size_t kSlots = 20;
+inline constexpr size_t kSlots = 26;
 inline constexpr size_t kArenaBytes = kSlots * kSlotBytes;
 uint8_t* Arena();
 

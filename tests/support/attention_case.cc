@@ -80,6 +80,75 @@ Tensor MakePrefixSums(DType dtype, const std::vector<int64_t>& lengths) {
   return sums;
 }
 
+// Lists of random blocks. What follows a row's blocks is no column.
+void MakeBlockMask(const AttentionCase& c, const Shape& shape, Random& random,
+                   AttentionInputs* inputs) {
+  const auto blocks = [](int64_t rows, int64_t size) {
+    return (rows + size - 1) / size;
+  };
+  const int64_t rows = blocks(shape.rows_q, c.block_size[0]);
+  const int64_t columns = blocks(shape.rows_k, c.block_size[1]);
+  const int64_t batch = c.block_broadcast[0] ? 1 : shape.batch;
+  const int64_t heads = c.block_broadcast[1] ? 1 : c.heads;
+  const auto make = [&](int64_t last) {
+    const Tensor made = MakeTensor(DType::kI32, {batch, heads, rows, last},
+                                   Layout::kPaddedRows);
+    Fill(made.view, -7);
+    return made;
+  };
+  inputs->kv_num_blocks = make(1);
+  inputs->kv_indices = make(columns);
+  const bool full = c.blocks_full > 0.0;
+  if (full) {
+    inputs->full_kv_num_blocks = make(1);
+    inputs->full_kv_indices = make(columns);
+  }
+  int64_t partial_blocks = 0;
+  ForEachIndex({batch, heads, rows, 1}, [&](const Sizes& index) {
+    int64_t counts[2] = {};
+    for (int64_t column = 0; column < columns; ++column) {
+      const double draw = random.Uniform(0.0, 1.0);
+      if (draw >= c.blocks_partial + c.blocks_full) continue;
+      const bool partial = draw < c.blocks_partial;
+      Sizes at = index;
+      at[3] = counts[partial ? 0 : 1]++;
+      Set((partial ? inputs->kv_indices : inputs->full_kv_indices).view, at,
+          static_cast<double>(column));
+      partial_blocks += partial ? 1 : 0;
+    }
+    Set(inputs->kv_num_blocks.view, index, static_cast<double>(counts[0]));
+    if (full) {
+      Set(inputs->full_kv_num_blocks.view, index,
+          static_cast<double>(counts[1]));
+    }
+  });
+  const auto mask = std::make_shared<BlockMask>();
+  mask->block_q = c.block_size[0];
+  mask->block_k = c.block_size[1];
+  mask->kv_num_blocks = inputs->kv_num_blocks.view;
+  mask->kv_indices = inputs->kv_indices.view;
+  mask->full_kv_num_blocks = inputs->full_kv_num_blocks.view;
+  mask->full_kv_indices = inputs->full_kv_indices.view;
+  if (c.block_bits) {
+    inputs->bits = MakeTensor(
+        DType::kU8,
+        {1, 1, partial_blocks, c.block_size[0] * c.block_size[1] / 8},
+        Layout::kPaddedRows);
+    double shown = 0.0;
+    ForEachIndex(inputs->bits.view.sizes, [&](const Sizes& index) {
+      if (index[3] == 0) shown = random.Pick<double>({0.0, 0.3, 0.9, 1.0});
+      int byte = 0;
+      for (int bit = 0; bit < 8; ++bit) {
+        byte |= (random.Chance(shown) ? 1 : 0) << bit;
+      }
+      Set(inputs->bits.view, index, byte);
+    });
+    mask->bits = inputs->bits.view;
+  }
+  inputs->block_mask = mask;
+  inputs->options.block_mask = mask.get();
+}
+
 void MakeOptions(const AttentionCase& c, const Shape& shape, Random& random,
                  AttentionInputs* inputs) {
   AttentionOptions& options = inputs->options;
@@ -126,6 +195,7 @@ void MakeOptions(const AttentionCase& c, const Shape& shape, Random& random,
     options.cu_seqlens_q = inputs->cu_seqlens_q.view;
     options.cu_seqlens_k = inputs->cu_seqlens_k.view;
   }
+  if (c.block_size[0] > 0) MakeBlockMask(c, shape, random, inputs);
   if (c.spare_max_seqlen > 0) {
     options.max_seqlen_q =
         (c.varlen() ? Longest(c.lengths_q) : c.nq) + c.spare_max_seqlen;
@@ -206,6 +276,13 @@ std::string Describe(const AttentionCase& c) {
         broadcast(c.bias_broadcast) + " masked " +
         std::to_string(c.bias_masked));
   }
+  if (c.block_size[0] > 0) {
+    add("blocks " + std::to_string(c.block_size[0]) + "x" +
+        std::to_string(c.block_size[1]) + "_" +
+        broadcast({c.block_broadcast[0], c.block_broadcast[1], false, false}) +
+        " partial " + std::to_string(c.blocks_partial) + " full " +
+        std::to_string(c.blocks_full) + (c.block_bits ? " bits" : ""));
+  }
   flag(c.alibi, c.alibi_per_batch ? "alibi_per_batch" : "alibi");
   flag(c.sinks, "sinks");
   if (c.dropout_p > 0.0) {
@@ -238,7 +315,8 @@ std::vector<std::shared_ptr<Buffer>> AttentionInputs::Buffers() const {
   std::vector<std::shared_ptr<Buffer>> buffers;
   for (const Tensor* t :
        {&q, &k, &v, &dout, &bias, &alibi_slopes, &sinks, &cu_seqlens_q,
-        &cu_seqlens_k, &dlse, &out, &lse, &delta}) {
+        &cu_seqlens_k, &kv_num_blocks, &kv_indices, &full_kv_num_blocks,
+        &full_kv_indices, &bits, &dlse, &out, &lse, &delta}) {
     if (t->given() &&
         std::find(buffers.begin(), buffers.end(), t->buffer) == buffers.end()) {
       buffers.push_back(t->buffer);

@@ -48,6 +48,13 @@ struct AttentionCase {
   std::optional<DType> bias;  // kBool: a mask
   std::array<bool, 4> bias_broadcast = {};
   double bias_masked = 0.0;  // share of -inf or false
+  // Rows of queries and of keys of a block; 0: no block mask. Of all blocks
+  // these shares are partial and full, the rest hidden.
+  std::array<int64_t, 2> block_size = {};
+  std::array<bool, 2> block_broadcast = {};  // batch, heads
+  double blocks_partial = 0.0;
+  double blocks_full = 0.0;
+  bool block_bits = false;
   bool alibi = false;
   bool alibi_per_batch = false;
   bool sinks = false;
@@ -96,6 +103,8 @@ struct AttentionInputs {
   Tensor bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k;
   Tensor dlse;
   Tensor out, lse, delta;
+  Tensor kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices, bits;
+  std::shared_ptr<BlockMask> block_mask;  // of these five
   AttentionOptions options;
 
   // Distinct buffers of everything that is given.

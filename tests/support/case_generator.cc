@@ -150,6 +150,17 @@ void DrawExtras(Random& r, const CaseOptions& options, AttentionCase* c) {
   c->dlse = r.Chance(0.2);
 }
 
+void DrawBlockMask(Random& r, const CaseOptions& options, AttentionCase* c) {
+  const std::vector<int64_t> sizes =
+      options.large ? std::vector<int64_t>{16, 64, 128, 128, 208}
+                    : std::vector<int64_t>{16, 16, 32, 48, 64};
+  c->block_size = {r.Pick(sizes), r.Pick(sizes)};
+  c->block_broadcast = {r.Chance(0.5), r.Chance(0.5)};
+  c->blocks_partial = r.Pick<double>({0.0, 0.1, 0.3, 0.6});
+  c->blocks_full = r.Pick<double>({0.0, 0.1, 0.4});
+  c->block_bits = r.Chance(0.7);
+}
+
 }  // namespace
 
 AttentionCase RandomCase(uint64_t seed, const CaseOptions& options) {
@@ -180,6 +191,7 @@ AttentionCase RandomCase(Random& r, const CaseOptions& options) {
   DrawMask(r, &c);
   DrawGradients(r, &c);
   if (options.extras) DrawExtras(r, options, &c);
+  if (options.extras && r.Chance(0.2)) DrawBlockMask(r, options, &c);
   // The bias of each head that windows share, with its gradient or not.
   if (options.short_heads && c.bias.has_value() && r.Chance(0.5)) {
     c.bias_broadcast = {true, false, false, false};

@@ -121,6 +121,9 @@ void Set(const TensorView& view, const Sizes& index, double value) {
     case DType::kBool:
       static_cast<uint8_t*>(view.data)[offset] = value != 0.0;
       break;
+    case DType::kU8:
+      static_cast<uint8_t*>(view.data)[offset] = static_cast<uint8_t>(value);
+      break;
     case DType::kI32:
       static_cast<int32_t*>(view.data)[offset] = static_cast<int32_t>(value);
       break;

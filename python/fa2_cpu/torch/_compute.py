@@ -69,6 +69,27 @@ def _core_options(q, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, phil
     )  # fmt: skip
 
 
+class BlockMask(NamedTuple):
+    """fa2_cpu.BlockMask of CPU tensors, i32 and u8: rows of queries and of keys of a block, its lists and bits."""
+
+    block_q: int
+    block_k: int
+    kv_num_blocks: Tensor
+    kv_indices: Tensor
+    full_kv_num_blocks: Optional[Tensor] = None
+    full_kv_indices: Optional[Tensor] = None
+    bits: Optional[Tensor] = None  # [partial blocks, block_q * block_k / 8]
+
+    def descriptors(self) -> tuple:
+        """As the core takes it."""
+        return (self[0], self[1], *map(descriptor, self[2:]))
+
+
+def _block_mask(mask: Optional[BlockMask]) -> dict:
+    """The core's keyword for a block mask, if there is one."""
+    return {} if mask is None else {"block_mask": mask.descriptors()}
+
+
 def empty_in_order(x: Tensor, shape: Sequence[int], layout: str) -> Tensor:
     """A dense tensor whose dimensions lie in memory as x's do, so that a [B, H, N, D] view of
     [B, N, H, D] data leads to another one, and merging the heads afterwards copies nothing."""
@@ -113,17 +134,18 @@ def _bias_gradient_buffer(dbias: Tensor, q: Tensor) -> Tensor:
     return dbias if dbias.dtype != torch.float64 else dbias.new_empty(dbias.shape, dtype=torch.float32)
 
 
-def named(name: str, function, *arguments) -> None:
+def named(name: str, function, *arguments, **keywords) -> None:
     """Runs function so that a profiler shows its time under an operator's name."""
     if _profiling():
         with record_function(name):
-            function(*arguments)
+            function(*arguments, **keywords)
     else:
-        function(*arguments)
+        function(*arguments, **keywords)
 
 
 def forward(
-    q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, options: AttentionOptions
+    q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, options: AttentionOptions,
+    block_mask: Optional[BlockMask] = None,
 ) -> tuple[Tensor, Tensor]:
     """(out, lse)."""
     out, lse = allocate_forward(q, v, options[0])
@@ -131,13 +153,14 @@ def forward(
         "fa2::attention", _core.attention_forward,
         *map(descriptor, (q, k, v, out, lse)),
         *_core_options(q, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, options),
+        **_block_mask(block_mask),
     )  # fmt: skip
     return out, lse
 
 
 def backward(
     dout, q, k, v, out, lse, dlse, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox,
-    options: AttentionOptions, wanted: Sequence[bool],
+    options: AttentionOptions, wanted: Sequence[bool], block_mask: Optional[BlockMask] = None,
 ) -> tuple[Optional[Tensor], ...]:  # fmt: skip
     """dq, dk, dv, dbias, dalibi_slopes, dsinks; None where not wanted."""
     grads = allocate_backward(q, k, v, bias, alibi_slopes, sinks, options[0], wanted)
@@ -148,6 +171,7 @@ def backward(
         "fa2::attention_backward", _core.attention_backward,
         *map(descriptor, (dout, q, k, v, out, lse, dlse)), None, *map(descriptor, outputs),
         *_core_options(q, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, options),
+        **_block_mask(block_mask),
     )  # fmt: skip
     if outputs[3] is not None and outputs[3] is not grads[3]:
         grads[3].copy_(outputs[3])

@@ -17,7 +17,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 _NUMBERS = {
     getattr(torch, {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64", "bool": "bool",
-                    "i32": "int32", "i64": "int64"}[name]): number
+                    "i32": "int32", "i64": "int64", "u8": "uint8"}[name]): number
     for name, number in _core.dtype_numbers.items()
 }  # fmt: skip
 

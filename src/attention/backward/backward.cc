@@ -63,6 +63,13 @@ void PackQueries(const BackwardState& call, const WorkerBuffers& worker,
   const QueryOperands to = worker.Queries(id);
   const AlibiReach& reach = call.buffers.alibi_reach;
 
+  call.buffers.QNonFinite(id) = call.buffers.DoutNonFinite(id) = 0;
+  const Sequence& s = call.problem.sequences[id.sequence];
+  if (!call.problem.AnyListed(s, id.head, queries.rows, {0, s.nk()})) {
+    PrepareRowStatistics(call, worker, queries, to);
+    return;
+  }
+
   const simd::Rows q = worker.rows.Read(call.problem.q, at);
   call.buffers.QNonFinite(id) =
       Pack(call.engine, q, queries.padded, Role::kScoreRight, to.q_score,
@@ -84,6 +91,11 @@ void PackKeys(const BackwardState& call, const WorkerBuffers& worker,
   const TensorRows at = KeyTensorRows(call.problem, keys);
   const KeyOperands to = worker.Keys(id);
 
+  call.buffers.KNonFinite(id) = 0;
+  if (!call.problem.AnyListed(call.problem.sequences[id.sequence], id.head,
+                              keys.rows)) {
+    return;
+  }
   const simd::Rows k = worker.rows.Read(call.problem.k, at);
   call.buffers.alibi_reach.SeeKeys(keys, k);
   const bool want_grad =
@@ -254,6 +266,7 @@ void ProcessKeyBlock(const BackwardState& call, WorkerBuffers& worker,
       for_owned([&](const BlockId& id) { JoinKeyGradients(call, worker, id); });
     }
   }
+  semaphore.ReleaseSkipped();
   if (has_all_splits) {
     for_owned([&](const BlockId& id) { StoreKeyGradients(call, worker, id); });
   }

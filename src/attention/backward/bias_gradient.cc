@@ -215,7 +215,11 @@ void BiasGradient::End(const PairRows& pair, const KeySplitTask& task,
     semaphore->Wait();
     in_.staging.sum_keys(ds_, shape, sums_.KeySums(pair.queries, key_split));
   }
-  semaphore->Release();
+  if (visible) {
+    semaphore->Release();
+  } else {
+    semaphore->Skip();
+  }
   if (sums_.route() == Route::kNone || sums_.route() == Route::kKeySums ||
       (visible && streamed_)) {
     return;

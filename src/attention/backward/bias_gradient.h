@@ -90,7 +90,7 @@ class BiasGradient {
   void Begin(const PairRows& pair, const KeySplitTask& task,
              simd::BackwardBlock* block);
   // After it has, or for a pair that is not visible: takes dS to where it
-  // belongs. Releases the semaphore as early as may be.
+  // belongs. Releases the semaphore, or skips it, as early as may be.
   void End(const PairRows& pair, const KeySplitTask& task, int64_t key_split,
            bool visible, DqSemaphore* semaphore);
 

@@ -39,6 +39,13 @@ class DqSemaphore {
     items_ = nullptr;
   }
 
+  // Instead, for a pair that adds nothing.
+  void Skip() {
+    if (items_ == nullptr) return;
+    items_->Skip(step_);
+    items_ = nullptr;
+  }
+
   // Makes the engine add `block`'s dQ to `dq` under the semaphore, which it
   // releases after the last addition if `release_after_dq`.
   void Guard(const DqAccum& dq, bool release_after_dq,

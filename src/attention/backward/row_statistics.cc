@@ -29,13 +29,15 @@ void AddSinkTerms(const BackwardState& call, const BlockRows& queries,
   float sink;
   memcpy(&sink, At(call.problem.options.sinks, 0, queries.head, 0),
          sizeof(sink));
-  const Mask& mask = call.problem.sequences[queries.sequence].mask;
+  const Sequence& sequence = call.problem.sequences[queries.sequence];
   for (int64_t i = 0; i < queries.size(); ++i) {
     const int64_t query = queries.begin() + i;
+    const Interval keys = sequence.mask.Keys(query);
     // A row that sees no key leaves all its probability to the sink, whatever
     // its lse says.
     const double p =
-        mask.Keys(query).empty()
+        keys.empty() || !call.problem.AnyListed(sequence, queries.head,
+                                                {query, query + 1}, keys)
             ? 1.0
             : std::exp(static_cast<double>(sink) - static_cast<double>(lse[i]));
     call.buffers.small.SinkTerm(queries.sequence, queries.head, query) -=

@@ -156,6 +156,11 @@ Status CheckInputs(const ConstTensorView& q, const ConstTensorView& k,
       options.dropout_p < 1.0 ? 1.0 / (1.0 - options.dropout_p) : 0.0;
   FA2_RETURN_IF_ERROR(FindSequences(p));
   FA2_RETURN_IF_ERROR(CheckScoreInputs(*p));
+  FA2_RETURN_IF_ERROR(p->blocks.Set(options.block_mask,
+                                    {q.sizes[0], hq, q.sizes[2], k.sizes[2]}));
+  for (Sequence& s : p->sequences) {
+    s.pairs = p->Pairs(s, {0, hq}, {0, s.nq()}, {0, s.nk()});
+  }
   // What a stride of 0 repeats is shared, as what has one element is.
   ConstTensorView& bias = p->options.bias;
   for (size_t i = 0; i < 4; ++i) {
@@ -185,14 +190,22 @@ Status CheckStatistics(const NamedView& tensor, const Problem& p) {
 
 // `inputs` [B, H, N, D] of the call: what the outputs must not overlap.
 NamedViews CommonInputs(const Problem& p) {
-  return {{"q", p.q},
-          {"k", p.k},
-          {"v", p.v},
-          {"bias", p.options.bias},
-          {"alibi_slopes", p.options.alibi_slopes},
-          {"sinks", p.options.sinks},
-          {"cu_seqlens_q", p.options.cu_seqlens_q},
-          {"cu_seqlens_k", p.options.cu_seqlens_k}};
+  NamedViews inputs = {{"q", p.q},
+                       {"k", p.k},
+                       {"v", p.v},
+                       {"bias", p.options.bias},
+                       {"alibi_slopes", p.options.alibi_slopes},
+                       {"sinks", p.options.sinks},
+                       {"cu_seqlens_q", p.options.cu_seqlens_q},
+                       {"cu_seqlens_k", p.options.cu_seqlens_k}};
+  if (const BlockMask* const mask = p.options.block_mask; mask != nullptr) {
+    inputs.Add({"block_mask.kv_num_blocks", mask->kv_num_blocks});
+    inputs.Add({"block_mask.kv_indices", mask->kv_indices});
+    inputs.Add({"block_mask.full_kv_num_blocks", mask->full_kv_num_blocks});
+    inputs.Add({"block_mask.full_kv_indices", mask->full_kv_indices});
+    inputs.Add({"block_mask.bits", mask->bits});
+  }
+  return inputs;
 }
 
 Status CheckResult(const NamedView& tensor, DType input,

@@ -14,13 +14,57 @@ int64_t Problem::most_keys() const {
   for (const Sequence& sequence : sequences) {
     most = std::max(most, sequence.mask.MostKeys());
   }
-  return most;
+  return blocks.given() ? std::min(most, blocks.most_keys()) : most;
 }
 
 double Problem::pairs() const {
   double pairs = 0.0;
-  for (const Sequence& sequence : sequences) pairs += sequence.mask.Pairs();
+  for (const Sequence& sequence : sequences) pairs += sequence.pairs;
   return pairs;
+}
+
+bool Problem::AnyListed(const Sequence& sequence, int64_t head,
+                        const Interval& queries, const Interval& keys) const {
+  return !blocks.given() ||
+         blocks.Any(
+             sequence.batch, head,
+             {queries.begin + sequence.q_begin, queries.end + sequence.q_begin},
+             {keys.begin + sequence.k_begin, keys.end + sequence.k_begin});
+}
+
+bool Problem::AnyListed(const Sequence& sequence, int64_t kv_head,
+                        const Interval& keys) const {
+  if (!blocks.given()) return true;
+  const int64_t heads = heads_differ() ? group() : 1;
+  for (int64_t head = kv_head * group(); head < kv_head * group() + heads;
+       ++head) {
+    if (blocks.AnyQuerySees(
+            sequence.batch, head,
+            {keys.begin + sequence.k_begin, keys.end + sequence.k_begin})) {
+      return true;
+    }
+  }
+  return false;
+}
+
+double Problem::Pairs(const Sequence& sequence, const Interval& heads,
+                      const Interval& queries, const Interval& keys) const {
+  const Mask& mask = sequence.mask;
+  if (!blocks.given()) return mask.Pairs(queries, keys);
+  const int64_t q_begin = sequence.q_begin, k_begin = sequence.k_begin;
+  const int64_t count = heads_differ() ? heads.size() : 1;
+  double pairs = 0.0;
+  for (int64_t head = heads.begin; head < heads.begin + count; ++head) {
+    blocks.ForParts(
+        sequence.batch, head, {queries.begin + q_begin, queries.end + q_begin},
+        {keys.begin + k_begin, keys.end + k_begin},
+        [&](const BlockLists::Part& part) {
+          pairs += mask.Pairs(
+              {part.queries.begin - q_begin, part.queries.end - q_begin},
+              {part.keys.begin - k_begin, part.keys.end - k_begin});
+        });
+  }
+  return pairs / static_cast<double>(std::max<int64_t>(count, 1));
 }
 
 std::string ShapeOf(const Problem& problem) {

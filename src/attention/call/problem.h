@@ -10,6 +10,7 @@
 
 #include "fa2/attention.h"
 #include "fa2/status.h"
+#include "src/attention/call/block_lists.h"
 #include "src/attention/call/mask.h"
 #include "src/simd/engine.h"
 
@@ -22,6 +23,7 @@ struct Sequence {
   int64_t q_begin = 0;  // first row of the sequence in q and k
   int64_t k_begin = 0;
   Mask mask;
+  double pairs = 0.0;  // visible ones of a query head, or the mean of all
 
   int64_t nq() const { return mask.nq(); }
   int64_t nk() const { return mask.nk(); }
@@ -42,6 +44,7 @@ struct Problem {
   ConstTensorView q, k, v;
   AttentionOptions options;
   std::vector<Sequence> sequences;
+  BlockLists blocks;  // of options.block_mask
 
   // Query heads that share a head of K and V; 1 where there are no heads.
   int64_t group() const { return kv_heads == 0 ? 1 : q_heads / kv_heads; }
@@ -49,6 +52,17 @@ struct Problem {
   int64_t most_keys() const;
   // Visible ones of a query head, of all sequences.
   double pairs() const;
+  // Those of a part of a sequence, the mean of these query heads.
+  double Pairs(const Sequence& sequence, const Interval& heads,
+               const Interval& queries, const Interval& keys) const;
+  // Whether a block mask leaves anything of queries x keys of a sequence
+  // visible, or of the keys to any query of the heads that share them.
+  bool AnyListed(const Sequence& sequence, int64_t head,
+                 const Interval& queries, const Interval& keys) const;
+  bool AnyListed(const Sequence& sequence, int64_t kv_head,
+                 const Interval& keys) const;
+  // Whether a block mask lets the query heads see different keys.
+  bool heads_differ() const { return blocks.given() && blocks.heads() > 1; }
   // f64 inputs are computed in f64, the rest in f32.
   DType accumulator() const {
     return q.dtype == DType::kF64 ? DType::kF64 : DType::kF32;

@@ -32,6 +32,7 @@ int64_t MostQueries(const Problem& problem) {
 }  // namespace
 
 bool HasFewQueries(const Problem& problem, const simd::Engine& engine) {
+  if (problem.blocks.given()) return false;
   const int64_t queries = MostQueries(problem);
   return queries <= engine.direct_queries &&
          queries * problem.group() <= kMostRows;

@@ -29,9 +29,16 @@ using threading::Team;
 
 // ---- Preprocess.
 
+// Whether a block mask lets any query see a block of keys.
+bool AnyListed(const ForwardState& call, const BlockRows& keys) {
+  return call.problem.AnyListed(call.problem.sequences[keys.sequence],
+                                keys.head, keys.rows);
+}
+
 void PackK(const ForwardState& call, const ForwardWorker& worker,
            const BlockId& id) {
   const BlockRows keys = call.plan.sequences[id.sequence].keys.Rows(id);
+  if (!AnyListed(call, keys)) return;
   const simd::Rows k =
       worker.rows.Read(call.problem.k, KeyTensorRows(call.problem, keys));
   call.engine.pack(Role::kScoreLeft, k, keys.padded, false,
@@ -42,6 +49,8 @@ void PackK(const ForwardState& call, const ForwardWorker& worker,
 void PackV(const ForwardState& call, const ForwardWorker& worker,
            const BlockId& id) {
   const BlockRows keys = call.plan.sequences[id.sequence].keys.Rows(id);
+  call.buffers.VNonFinite(id) = 0;
+  if (!AnyListed(call, keys)) return;
   const simd::Rows v =
       worker.rows.Read(call.problem.v, KeyTensorRows(call.problem, keys));
   std::byte* const packed = worker.batch->V(id);
@@ -177,8 +186,12 @@ void StoreOut(const ForwardState& call, const ForwardWorker& worker,
 void ProcessQueryBlock(const ForwardState& call, ForwardWorker& worker,
                        const BlockId& id) {
   const BlockRows queries = call.plan.sequences[id.sequence].queries.Rows(id);
-  PackQueries(call, worker, queries);
-  const bool any = ProcessPairs(call, worker, id, queries);
+  const Sequence& s = call.problem.sequences[id.sequence];
+  bool any = call.problem.AnyListed(s, id.head, queries.rows, {0, s.nk()});
+  if (any) {
+    PackQueries(call, worker, queries);
+    any = ProcessPairs(call, worker, id, queries);
+  }
   StoreOut(call, worker, queries, any);
 }
 

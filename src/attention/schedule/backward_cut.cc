@@ -112,7 +112,8 @@ void CutSequence(const Problem& problem, const simd::Engine& engine,
         RoundUp(CeilDiv(std::max<int64_t>(nk, 1), s->key_splits), unit);
     // Under a causal mask the first split sees most.
     const double of_first =
-        sequence.mask.Pairs({0, nq}, {0, s->keys.superblock}) /
+        problem.Pairs(sequence, {0, problem.q_heads}, {0, nq},
+                      {0, std::min(nk, s->keys.superblock)}) /
         std::max(1.0, pairs);
     const simd::BlockSizes size = FastestBlocks(
         s->keys.superblock, nq * CeilDiv(problem.group(), group_splits),

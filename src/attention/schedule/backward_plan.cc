@@ -74,11 +74,17 @@ int64_t ListTasks(const Problem& problem, const BackwardUse& use,
       KeySplitTask task;
       task.key_split = split;
       task.sequences = {i, i + item_sequences};
-      task.cost = problem.sequences[i].mask.Pairs({0, s.queries.rows},
-                                                  s.keys.Superblock(split));
+      const auto cost = [&](int64_t kv_head) {
+        return problem.Pairs(
+            problem.sequences[i],
+            {kv_head * problem.group(), (kv_head + 1) * problem.group()},
+            {0, s.queries.rows}, s.keys.Superblock(split));
+      };
+      if (!problem.heads_differ()) task.cost = cost(0);
       for (int64_t head = batch->kv_heads.begin; head < batch->kv_heads.end;
            head += item_heads) {
         task.kv_heads = {head, head + item_heads};
+        if (problem.heads_differ()) task.cost = cost(head);
         for (int64_t g = 0; g < plan->group_splits; g += item_splits) {
           task.group_splits = {g, g + item_splits};
           task.rank = static_cast<int32_t>(plan->tasks.size());
@@ -136,7 +142,7 @@ void CutSequences(const Problem& problem, const simd::Engine& engine,
   const int64_t heads =
       (use.share_heads ? 1 : problem.kv_heads) * plan->group_splits;
   for (const Sequence& s : problem.sequences) {
-    const double of_sequence = s.mask.Pairs();
+    const double of_sequence = s.pairs;
     // With shared owners every sequence must be cut alike.
     const double sequences = static_cast<double>(problem.sequences.size());
     const double share = use.share_batch || pairs == 0.0

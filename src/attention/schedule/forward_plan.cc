@@ -21,9 +21,14 @@ void ListItems(const Problem& problem, HeadBatch* batch, ForwardPlan* plan) {
     const Sequence& s = problem.sequences[i];
     const Blocks& queries = plan->sequences[i].queries;
     for (int64_t block = 0; block < queries.count(); ++block) {
-      const double cost = s.mask.Pairs(queries.Block(block), {0, s.nk()});
+      const auto cost_of = [&](int64_t head) {
+        return problem.Pairs(s, {head, head + 1}, queries.Block(block),
+                             {0, s.nk()});
+      };
+      double cost = problem.heads_differ() ? 0.0 : cost_of(0);
       for (int64_t head = batch->kv_heads.begin * problem.group();
            head < batch->kv_heads.end * problem.group(); ++head) {
+        if (problem.heads_differ()) cost = cost_of(head);
         plan->items.push_back(
             {{i, head, block}, static_cast<int32_t>(plan->items.size()), cost});
       }

@@ -39,7 +39,7 @@ double LeastHeadBatch(const Problem& problem, double operations, int threads,
 bool TakeHeadsAlone(const Problem& problem, double pairs, int threads) {
   double longest = 0.0;
   for (const Sequence& s : problem.sequences) {
-    longest = std::max(longest, s.mask.Pairs());
+    longest = std::max(longest, s.pairs);
   }
   const double each = pairs * static_cast<double>(problem.kv_heads) /
                       static_cast<double>(threads);
@@ -76,7 +76,7 @@ void CutHeadBatches(const Problem& problem, double pairs, double least,
     double cost = 0.0;
     do {
       const Sequence& s = problem.sequences[batch.sequences.end++];
-      const double of_head = s.mask.Pairs();
+      const double of_head = s.pairs;
       before += of_head;
       cost += of_head;
     } while (batch.sequences.end < sequences && groups < sequences &&

@@ -48,7 +48,8 @@ AlibiReach::AlibiReach(const Problem& problem, const simd::RowKernels& kernels,
       // 100 (f64: 960) ln 2, below which exponentials are 0, and 1 for the
       // rounding of what is compared.
       range_(problem.accumulator() == DType::kF64 ? 666.4f : 70.3f) {
-  if (!problem.options.alibi_slopes.given() || problem.options.bias.given()) {
+  if (!problem.options.alibi_slopes.given() || problem.options.bias.given() ||
+      problem.blocks.given()) {
     return;
   }
   const int64_t sequences = static_cast<int64_t>(problem.sequences.size());

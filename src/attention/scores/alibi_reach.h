@@ -23,7 +23,8 @@ namespace fa2::attention {
 class AlibiReach {
  public:
   // Takes 8 bytes for each 32 queries and 4 for each 16 keys of a head, where
-  // there are slopes and no bias, which might raise any score.
+  // there are slopes, no bias, which might raise any score, and no block mask,
+  // which might hide the nearest key.
   AlibiReach(const Problem& problem, const simd::RowKernels& kernels,
              threading::ScratchLayout* layout);
 

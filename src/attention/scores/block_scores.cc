@@ -23,6 +23,7 @@ BlockScores::BlockScores(const Problem& problem, const simd::Engine& engine,
       staging_(staging),
       bias_tiles_(bias_tiles),
       alibi_reach_(alibi_reach),
+      block_tiles_(problem, largest, layout),
       positions_(problem.options.alibi_slopes.given() || want_alibi_gradient),
       tile_stride_(CeilDiv(largest.queries, simd::kTileQueries) + 1),
       stream_dropout_(engine.streams_scores) {
@@ -44,7 +45,7 @@ BlockScores::BlockScores(const Problem& problem, const simd::Engine& engine,
 }
 
 BlockScores::TileSum BlockScores::FindTiles(const PairRows& pair, bool in_range,
-                                            bool reach_ends) {
+                                            bool reach_ends, bool listed) {
   using simd::TileState;
   const Mask& mask = problem_.sequences[pair.queries.sequence].mask;
   const int64_t columns = CeilDiv(pair.queries.padded, simd::kTileQueries);
@@ -66,6 +67,10 @@ BlockScores::TileSum BlockScores::FindTiles(const PairRows& pair, bool in_range,
               ? TileState::kVisible
               : mask.State(queries, {k, std::min(k + simd::kTileKeys,
                                                  pair.keys.begin() + counted)});
+      // Tiles of padding are hidden already.
+      if (listed && state != TileState::kHidden) {
+        state = std::min(state, tiles_[r * tile_stride_ + c]);
+      }
       if (of_bias != nullptr && state != TileState::kHidden) {
         const TileState shown = of_bias[k / simd::kTileKeys];
         if (shown == TileState::kHidden) state = shown;
@@ -126,11 +131,17 @@ bool BlockScores::PrepareAs(const PairRows& pair, const PairRows& next,
       mask.State(pair.queries.rows,
                  {k0, k0 + RoundUp(pair.keys.size(), engine_.key_step)});
   if (whole == simd::TileState::kHidden) return false;
+  const simd::TileState listed =
+      block_tiles_.given() ? block_tiles_.Find(pair, tiles_, tile_stride_)
+                           : simd::TileState::kVisible;
+  if (listed == simd::TileState::kHidden) return false;
+  const bool mixed = listed == simd::TileState::kPartial;
   bool bias_matters = options.bias.given();
   const bool reach_ends = alibi_reach_.MayHide(pair);
-  if (whole != simd::TileState::kVisible || bias_tiles_.known() || reach_ends) {
+  if (whole != simd::TileState::kVisible || mixed || bias_tiles_.known() ||
+      reach_ends) {
     const TileSum sum =
-        FindTiles(pair, whole == simd::TileState::kVisible, reach_ends);
+        FindTiles(pair, whole == simd::TileState::kVisible, reach_ends, mixed);
     if (sum.hidden) return false;
     bias_matters &= !bias_tiles_.is_mask() || sum.some_by_bias;
     if (!sum.all_visible) {
@@ -150,6 +161,10 @@ bool BlockScores::PrepareAs(const PairRows& pair, const PairRows& next,
       }
       score.visible_begin = begin;
       score.visible_end = end;
+      if (mixed) {
+        score.visible_bits = block_tiles_.bits();
+        score.visible_bits_stride = pair.queries.padded;
+      }
     }
   }
   if (positions_) {

@@ -11,6 +11,7 @@
 #include "src/attention/schedule/blocks.h"
 #include "src/attention/scores/alibi_reach.h"
 #include "src/attention/scores/bias_tiles.h"
+#include "src/attention/scores/block_tiles.h"
 #include "src/simd/engine.h"
 #include "src/simd/rowwise/staging.h"
 #include "src/threading/scratch_layout.h"
@@ -54,14 +55,17 @@ class BlockScores {
     bool some_by_bias = false;  // bias, or a mask, is to be looked at
   };
   // `in_range`: every query sees all keys, but for bias. `reach_ends`:
-  // AlibiReach may hide some.
-  TileSum FindTiles(const PairRows& pair, bool in_range, bool reach_ends);
+  // AlibiReach may hide some. `listed`: tiles_ has what a block mask makes of
+  // them.
+  TileSum FindTiles(const PairRows& pair, bool in_range, bool reach_ends,
+                    bool listed);
 
   const Problem& problem_;
   const simd::Engine& engine_;
   const simd::StagingKernels& staging_;
   const BiasTiles& bias_tiles_;
   const AlibiReach& alibi_reach_;
+  BlockTiles block_tiles_;
   bool positions_;
   int64_t tile_stride_;
   simd::TileState* tiles_;

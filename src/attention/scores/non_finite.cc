@@ -58,9 +58,14 @@ void Change(double source, NonFinite how, DType dtype, char* element) {
   Store(Load(element, dtype) + change, dtype, element);
 }
 
-// Whether bias leaves query i, key j of the sequence visible.
-bool VisibleByBias(const Problem& problem, const Sequence& sequence,
-                   int64_t head, int64_t i, int64_t j) {
+// Whether block mask and bias leave query i, key j of the sequence visible.
+bool Visible(const Problem& problem, const Sequence& sequence, int64_t head,
+             int64_t i, int64_t j) {
+  if (problem.blocks.given() &&
+      !problem.blocks.Visible(sequence.batch, head, sequence.q_begin + i,
+                              sequence.k_begin + j)) {
+    return false;
+  }
   const ConstTensorView& bias = problem.options.bias;
   if (!bias.given()) return true;
   const auto index = [&bias](int dim, int64_t n) {
@@ -98,7 +103,7 @@ void SpreadFromQueries(const Problem& problem, const ConstTensorView& source,
         ForNonFinite(source, s.batch, head, s.q_begin + i,
                      [&](int64_t d, double value) {
                        for (int64_t j = keys.begin; j < keys.end; ++j) {
-                         if (!VisibleByBias(problem, s, head, i, j)) continue;
+                         if (!Visible(problem, s, head, i, j)) continue;
                          Change(value, how, target.dtype,
                                 At(target, s.batch, kv_head, s.k_begin + j, d));
                        }
@@ -120,7 +125,7 @@ void SpreadFromKeys(const Problem& problem, const ConstTensorView& source,
       ForNonFinite(source, s.batch, head / problem.group(), s.k_begin + j,
                    [&](int64_t d, double value) {
                      for (int64_t i = queries.begin; i < queries.end; ++i) {
-                       if (!VisibleByBias(problem, s, head, i, j)) continue;
+                       if (!Visible(problem, s, head, i, j)) continue;
                        Change(value, how, target.dtype,
                               At(target, s.batch, head, s.q_begin + i, d));
                      }

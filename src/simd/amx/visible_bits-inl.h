@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Which elements of a sub-block of 32 keys x 32 queries are visible, as bits:
-// by the range of keys that each query sees and by a mask.
+// by the range of keys that each query sees, by a mask and by a block mask.
 
 // Included for one Highway target only, amx/target.h.
 #ifndef FA2_SRC_SIMD_AMX_VISIBLE_BITS_INL_H_
@@ -114,6 +114,11 @@ inline HWY_NOINLINE void VisibleBits(const SubBlock& sub, const ScoreOptions& o,
                         KeysFrom(begin + column, 32 * key));
     }
     if (by_mask) keys = hn::And(keys, hn::Load(words, masked + 16 * half));
+    if (some != 0 && o.visible_bits != nullptr) {
+      keys = hn::And(
+          keys, hn::LoadU(words, o.visible_bits + key * o.visible_bits_stride +
+                                     32 * query + 16 * half));
+    }
     keys = hn::Or(hn::And(keys, hn::Set(words, some)), hn::Set(words, all));
     Words bit = hn::Set(words, 1u);
     for (int k = 0; k < 32; ++k) {

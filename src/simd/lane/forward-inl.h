@@ -44,6 +44,7 @@ class LaneForward : LaneProducts<Op> {
       Panel p;
       p.index = panel;
       p.keys = run.map_.Keys(panel);
+      p.sees_all = run.map_.SeesAll(panel, p.keys);
       p.column = panel * width;
       p.width = run.map_.Width(panel);
       p.row_max = Ptr(block.row_max) + p.column;
@@ -69,10 +70,12 @@ class LaneForward : LaneProducts<Op> {
   using typename Products::ScoreElement;
   using typename Products::Scores;
 
-  // A panel of queries: the keys that it sees, and the state of its rows.
+  // A panel of queries: the keys that it sees, whether each of its queries sees
+  // all of them, and the state of its rows.
   struct Panel {
     size_t index, column, width;
     Range keys;
+    bool sees_all;
     T *row_max, *row_sum, *row_weight, *out;
   };
 
@@ -82,8 +85,7 @@ class LaneForward : LaneProducts<Op> {
         head_dim_(static_cast<size_t>(block.head_dim)),
         value_dim_(static_cast<size_t>(block.value_dim)),
         general_(!block.score.plain() || !(block.score.scale > 0.0)),
-        keeps_maxima_(!general_ && block.tiles == nullptr &&
-                      map_.keys() % 2 == 0 &&
+        keeps_maxima_(!general_ && map_.keys() % 2 == 0 &&
                       (kPassesFour<Op> || Steps<Scores>(head_dim_) <=
                                               Products::ScoreDepthPart(block))),
         old_max_(Ptr(block.scratch)),
@@ -98,8 +100,8 @@ class LaneForward : LaneProducts<Op> {
             map_.panels() * RowBlocksOf(static_cast<size_t>(block.keys))) {}
 
   void RunPanel(const Panel& p) {
-    if (keeps_maxima_ && p.width == PanelWidth(D()) && !Outgrown() &&
-        HaveMaxima(p) && ExpWithKeptMaxima(p)) {
+    if (keeps_maxima_ && p.sees_all && p.width == PanelWidth(D()) &&
+        !Outgrown() && HaveMaxima(p) && ExpWithKeptMaxima(p)) {
       Add(sum_, p.row_sum);
       if (p.row_weight != nullptr) Add(weight_, p.row_weight);
       AddOutput(p, nullptr);
@@ -235,7 +237,7 @@ class LaneForward : LaneProducts<Op> {
     if (general) {
       ForwardExpPass<Op, true, true>(d, options, area, scores_, p.row_max,
                                      p.row_sum, weight);
-    } else if (block_.tiles != nullptr) {
+    } else if (!p.sees_all) {
       ForwardExpPass<Op, false, true>(d, options, area, scores_, p.row_max,
                                       p.row_sum, weight);
     } else {

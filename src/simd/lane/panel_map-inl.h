@@ -72,6 +72,15 @@ class PanelMap {
     return {range.begin * kTileKeys, std::min(range.end * kTileKeys, keys_)};
   }
 
+  // Whether a panel sees all of the key rows of a hull.
+  bool SeesAll(size_t panel, const Range& keys) const {
+    if (block_.tiles == nullptr) return true;
+    for (size_t g = keys.begin / kTileKeys; g * kTileKeys < keys.end; ++g) {
+      if (State(g, panel) != TileState::kVisible) return false;
+    }
+    return true;
+  }
+
   // Hull of the panels that see any of the key rows [begin, end).
   Range Panels(size_t begin, size_t end) const {
     if (block_.tiles == nullptr) return {0, panels_};

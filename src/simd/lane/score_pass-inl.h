@@ -42,6 +42,8 @@ struct PanelOptions {
   const T* query_position;
   const T* visible_begin;
   const T* visible_end;
+  const uint32_t* visible_bits;  // column 0 of the panel
+  size_t visible_bits_stride;
   const T* bias;     // row 0 of the panel
   const T* dropout;  // row 0 of the panel
 
@@ -57,6 +59,10 @@ struct PanelOptions {
         query_position(At(options.query_position, area.column)),
         visible_begin(At(options.visible_begin, area.column)),
         visible_end(At(options.visible_end, area.column)),
+        visible_bits(options.visible_bits == nullptr
+                         ? nullptr
+                         : options.visible_bits + area.column),
+        visible_bits_stride(static_cast<size_t>(options.visible_bits_stride)),
         bias(At(options.bias,
                 area.column * static_cast<size_t>(options.staged_key_rows))),
         dropout(
@@ -110,8 +116,21 @@ HWY_INLINE hn::Mask<D> VisibleLanes(D d,
                                     const PanelOptions<hn::TFromD<D>>& options,
                                     size_t key, size_t col) {
   const auto k = hn::Set(d, static_cast<hn::TFromD<D>>(key));
-  return hn::And(hn::Le(hn::Load(d, options.visible_begin + col), k),
-                 hn::Lt(k, hn::Load(d, options.visible_end + col)));
+  const auto visible =
+      hn::And(hn::Le(hn::Load(d, options.visible_begin + col), k),
+              hn::Lt(k, hn::Load(d, options.visible_end + col)));
+  if (options.visible_bits == nullptr) return visible;
+  const hn::RebindToUnsigned<D> du;
+  const auto words = hn::LoadU(
+      hn::Rebind<uint32_t, D>(),
+      options.visible_bits + key / 32 * options.visible_bits_stride + col);
+  const auto bit = hn::Set(du, hn::TFromD<decltype(du)>{1} << (key % 32));
+  if constexpr (sizeof(hn::TFromD<D>) == 4) {
+    return hn::And(visible, hn::RebindMask(d, hn::TestBit(words, bit)));
+  } else {
+    return hn::And(
+        visible, hn::RebindMask(d, hn::TestBit(hn::PromoteTo(du, words), bit)));
+  }
 }
 
 // Whether any of a panel's row statistics, maxima or logsumexps, is that large
