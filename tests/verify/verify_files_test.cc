@@ -211,6 +211,17 @@ TEST(Report, HasTheKeysThatItPromises) {
   }
 }
 
+TEST(Cases, TensorsOfUnknownNamesAreListed) {
+  Case c = SmallCase();
+  c.tensors["gq"] = *c.Find("dq");
+  c.tensors.erase("dq");
+  const std::string path = Path("unread.safetensors");
+  WriteCases(path, {c});
+  const CaseReport report = Judged(ReadCases(path).front());
+  EXPECT_EQ(report.unread, std::vector<std::string>{"gq"});
+  EXPECT_NE(ReportText(report).find("gq"), std::string::npos);
+}
+
 TEST(Runs, ThatMoveAreNamed) {
   const Case c = SmallCase();
   CaseReport report = Judged(c);

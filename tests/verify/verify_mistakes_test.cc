@@ -96,6 +96,8 @@ std::vector<Trial> Trials() {
           {"kv_layout_swapped", bf16},
           {"kv_layout_swapped:backward", f32},
           {"kv_layout_swapped:v", f16, BottomRight},
+          {"kv_layout_swapped:written", bf16, BottomRight},
+          {"kv_layout_swapped:written", f32},
           {"window_off_by_one", bf16, Window},
           {"window_off_by_one:right", f16, BothSides},
           {"window_wrong_diagonal", bf16, Window},
@@ -164,6 +166,10 @@ TEST(Mistakes, AreCaughtAndNamed) {
     std::string others;
     for (const Diagnosis& d : report.diagnosis) {
       named |= d.id == IdOf(trial.fault);
+      if (trial.fault == "kv_layout_swapped:written") {
+        EXPECT_EQ(d.tensors.size(), report.tensors.size())
+            << NameOf(trial, report);
+      }
       others += " " + d.id;
     }
     if (!named) unnamed.push_back(NameOf(trial, report) + ":" + others);

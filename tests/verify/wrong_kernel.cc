@@ -108,9 +108,19 @@ class Kernel {
   const double* KeyRow(const Array4<double>& x, int64_t b, int64_t g, int64_t j,
                        bool backward) const {
     const bool only_v = Is("kv_layout_swapped:v") && &x == &p_.v;
-    if (!In("kv_layout_swapped", backward) && !only_v) return x.row(b, g, j);
+    if (!In("kv_layout_swapped", backward) && !only_v &&
+        !Is("kv_layout_swapped:written")) {
+      return x.row(b, g, j);
+    }
     const int64_t flat = j * p_.kv_heads + g;
     return x.row(b, flat / p_.nk, flat % p_.nk);
+  }
+
+  // The same row of dK or dV.
+  float* KeyGradient(Array4<float>* x, int64_t b, int64_t g, int64_t j) const {
+    if (!Is("kv_layout_swapped:written")) return x->row(b, g, j);
+    const int64_t flat = j * p_.kv_heads + g;
+    return x->row(b, flat / p_.nk, flat % p_.nk);
   }
 
   float Dot(const double* a, const double* b, int64_t n) const {
@@ -260,13 +270,7 @@ class Kernel {
       if (!Is("dropout_not_in_dp")) dp *= keep * dp_scale;
       float ds = p * (dp - delta);
       AddBias(b, h, i, j, ds);
-      // Two honest kernels: P in 16 bits, and dS after the scale, as PyTorch's
-      // memory-efficient kernel has them.
-      if (Is("honest:early")) {
-        ds = Round(Round(p) * (dp - delta) * slope * scale) / scale;
-      } else {
-        ds = Round(ds * slope);
-      }
+      ds = Round(ds * slope);
       float weight = Round(p * keep * dp_scale);
       if (Is("dv_from_dp")) weight = Round(dp);
       if (Is("dq_overwritten") && j < last_tile) {
@@ -278,8 +282,8 @@ class Kernel {
         }
       }
       if (!alone || query_skipped) continue;
-      float* dk = dk_.row(b, g, j);
-      float* dv = dv_.row(b, g, j);
+      float* dk = KeyGradient(&dk_, b, g, j);
+      float* dv = KeyGradient(&dv_, b, g, j);
       for (int64_t d = 0; d < p_.head_dim; ++d) {
         dk[d] = Sum(dk[d] + factor * ds * Round(static_cast<float>(q[d])));
       }

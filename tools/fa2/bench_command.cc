@@ -215,15 +215,17 @@ int Run(const Arguments& a) {
 
 Command AddBench(CLI::App* app) {
   auto a = std::make_shared<Arguments>();
-  app->add_option("CASE", a->cases,
+  app->add_option("CASE,--shape", a->cases,
                   "backward/bf16/B1/H8/KV2/N2048/D128/causal/T0 or any part of "
                   "it; T0: all cores");
   app->add_option("--suite", a->suite,
                   "default (without CASE), full, fa2-paper or options");
   app->add_option("--rounds", a->rounds, "Timings of a case")
-      ->check(CLI::Range(1, 1000));
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
   app->add_option("--min-time,--min_time", a->min_time, "Seconds of a timing")
-      ->check(CLI::Range(0.0, 3600.0));
+      ->check(CLI::Range(0.0, 3600.0))
+      ->capture_default_str();
   app->add_option("--json", a->json, "Write the results here");
   app->add_option("--html", a->html, "Write the results here as one page");
   app->add_flag("--quiet", a->quiet, "Print nothing");

@@ -136,8 +136,10 @@ Command AddCompare(CLI::App* app) {
   app->add_option("B", a->b, "Another one: is it slower than A?")->required();
   app->add_option("--threshold", a->threshold,
                   "A smaller change than this share is none")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
   app->add_option("--json", a->json, "Write the comparison here");
+  app->footer("Exit code: 0, or 1 where a case of B is slower.");
   return [a] { return Run(*a); };
 }
 

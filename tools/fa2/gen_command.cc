@@ -118,17 +118,17 @@ Command AddGen(CLI::App* app) {
                   "Write the cases on which kernels were found wrong here");
   app->add_option("--shape", a->shape,
                   "B,H,Hkv,Nq,Nk,D,Dv, or B1/H8/KV2/N512x1024/D64x32/bf16");
-  app->add_option("-B,--batch", a->sizes.batch, "Batch");
-  app->add_option("-H,--heads", a->sizes.heads, "Query heads");
+  app->add_option("-B,--batch", a->sizes.batch, "Batch [1]");
+  app->add_option("-H,--heads", a->sizes.heads, "Query heads [4]");
   app->add_option("--kv-heads,--kv_heads,--Hkv", a->sizes.kv_heads,
-                  "Key and value heads");
-  app->add_option("--nq,--Nq,--queries", a->sizes.nq, "Queries");
-  app->add_option("--nk,--Nk,--keys", a->sizes.nk, "Keys");
+                  "Key and value heads [as many as query heads]");
+  app->add_option("--nq,--Nq,--queries", a->sizes.nq, "Queries [128]");
+  app->add_option("--nk,--Nk,--keys", a->sizes.nk, "Keys [as many as queries]");
   app->add_option("-D,--head-dim,--head_dim", a->sizes.head_dim,
-                  "Columns of q and k");
+                  "Columns of q and k [64]");
   app->add_option("--Dv,--value-dim,--value_dim", a->sizes.value_dim,
-                  "Columns of v");
-  app->add_option("--dtype", a->dtype, "bf16, f16, f32 or f64");
+                  "Columns of v [as of q]");
+  app->add_option("--dtype", a->dtype, "bf16, f16, f32 or f64 [bf16]");
   app->add_option("--seed", a->seed, "Of the inputs");
   app->add_option("--inputs", a->inputs,
                   "gaussian, outliers, peaked, long-tail or adversarial");

@@ -76,15 +76,19 @@ std::vector<Case> ReadOutputs(const std::string& path, const Arguments& a) {
   return verify::ReadCases(path, options);
 }
 
-// The files of a distributed run's ranks as one.
-std::vector<Case> ReadShards(const Arguments& a) {
+// The files of a distributed run's ranks as one; with `inputs`, they hold
+// outputs of these cases alone.
+std::vector<Case> ReadShards(const Arguments& a,
+                             const std::vector<Case>* inputs) {
   const verify::ShardBy by = verify::ShardByNamed(a.shard_by);
   std::vector<std::vector<Case>> ranks;
   for (const std::string& path : a.shards) {
-    ranks.push_back(verify::ReadCases(path, ReadOptions(a)));
+    ranks.push_back(inputs != nullptr
+                        ? ReadOutputs(path, a)
+                        : verify::ReadCases(path, ReadOptions(a)));
   }
   std::vector<Case> joined;
-  for (const Case& first : ranks.front()) {
+  for (const Case& first : inputs != nullptr ? *inputs : ranks.front()) {
     std::vector<Case> pieces;
     for (size_t r = 0; r < ranks.size(); ++r) {
       const Case* piece = Find(ranks[r], first.name, ranks[0].size() == 1);
@@ -92,32 +96,43 @@ std::vector<Case> ReadShards(const Arguments& a) {
         throw Error(a.shards[r] + ": there is no case " + first.name);
       }
       pieces.push_back(*piece);
+      if (inputs != nullptr) pieces.back().options = first.options;
     }
     joined.push_back(verify::JoinShards(pieces, by));
+    if (inputs != nullptr) {
+      joined.back() = verify::Combine(first, joined.back());
+    }
   }
   return joined;
 }
 
+std::vector<Case> WithCandidate(const std::vector<Case>& cases,
+                                const Arguments& a) {
+  const std::vector<Case> outputs = ReadOutputs(a.candidate, a);
+  std::vector<Case> combined;
+  for (const Case& c : cases) {
+    const Case* other = Find(outputs, c.name, cases.size() == 1);
+    if (other != nullptr) combined.push_back(verify::Combine(c, *other));
+  }
+  if (combined.empty()) {
+    throw Error(a.candidate + ": no case in it has a name of a case in " +
+                a.file);
+  }
+  return combined;
+}
+
 std::vector<Case> Selected(const Arguments& a) {
-  if (a.file.empty() == a.shards.empty()) {
-    throw Error("verify takes either FILE or --shards FILE...");
+  if (a.file.empty() && a.shards.empty()) {
+    throw Error("verify takes FILE, or --shards FILE..., or both");
   }
-  std::vector<Case> cases = a.shards.empty()
-                                ? verify::ReadCases(a.file, ReadOptions(a))
-                                : ReadShards(a);
-  if (!a.candidate.empty()) {
-    const std::vector<Case> outputs = ReadOutputs(a.candidate, a);
-    std::vector<Case> combined;
-    for (const Case& c : cases) {
-      const Case* other = Find(outputs, c.name, cases.size() == 1);
-      if (other != nullptr) combined.push_back(verify::Combine(c, *other));
-    }
-    if (combined.empty()) {
-      throw Error(a.candidate + ": no case in it has a name of a case in " +
-                  a.file);
-    }
-    cases = std::move(combined);
+  if (!a.candidate.empty() && !a.shards.empty()) {
+    throw Error("verify takes CANDIDATE or --shards, not both");
   }
+  std::vector<Case> cases;
+  if (!a.file.empty()) cases = verify::ReadCases(a.file, ReadOptions(a));
+  if (!a.shards.empty())
+    cases = ReadShards(a, a.file.empty() ? nullptr : &cases);
+  if (!a.candidate.empty()) cases = WithCandidate(cases, a);
   if (a.cases.empty()) return cases;
   std::vector<Case> selected;
   for (const std::string& name : a.cases) {
@@ -184,10 +199,11 @@ Command AddVerify(CLI::App* app) {
   app->add_option("CANDIDATE", a->candidate,
                   "A second file with the outputs to judge");
   app->add_option("--shards", a->shards,
-                  "Instead of FILE: the files of a run's ranks, in order");
-  app->add_option(
-      "--shard-by,--shard_by", a->shard_by,
-      "What the ranks cut: sequence, zigzag, striped, heads, batch");
+                  "The files of a run's ranks, in order: instead of FILE, or "
+                  "the outputs to judge on FILE's inputs");
+  app->add_option("--shard-by,--shard_by", a->shard_by,
+                  "What the ranks cut: sequence, zigzag, striped, heads, batch")
+      ->capture_default_str();
   app->add_option("--case", a->cases, "Judge this case alone (again: and this)")
       ->allow_extra_args(false);
   app->add_option("--map", a->maps, "q=NAME where the file has other names")
@@ -203,6 +219,12 @@ Command AddVerify(CLI::App* app) {
   app->add_option("--threads", a->threads, "0: all cores")
       ->check(CLI::NonNegativeNumber);
   a->options.AddTo(app);
+  app->footer(
+      "  fa2 gen case.safetensors -B 1 -H 4 --nq 96 --nk 128 -D 64\n"
+      "  your_kernel case.safetensors result.safetensors\n"
+      "  fa2 verify case.safetensors result.safetensors --html report.html\n"
+      "Exit code: 0 good, 1 a mismatch or runs that differ, 2 usage or a file "
+      "that does not fit.");
   return [a] { return Run(*a); };
 }
 

@@ -20,6 +20,8 @@ Case Combine(const Case& inputs, const Case& outputs) {
   Case result;
   result.name = inputs.name;
   result.options = inputs.options;
+  result.unread = outputs.unread;
+  result.shards = outputs.shards.ranks > 1 ? outputs.shards : inputs.shards;
   for (const std::string& name : InputNames()) {
     if (const Array* array = inputs.Find(name)) result.tensors[name] = *array;
   }

@@ -29,7 +29,8 @@ struct Array {
 // What the ranks of a distributed run have cut.
 enum class ShardBy {
   kSequence,  // rank r has the r-th run of rows
-  kZigzag,    // of 2 n runs, rank r has runs r and 2 n - 1 - r
+  kZigzag,    // of 2 n runs, the first longer by one where they must be, rank
+              // r has runs r and 2 n - 1 - r
   kStriped,   // rank r has every n-th row, from r on
   kHeads,
   kBatch,
@@ -40,8 +41,10 @@ struct Shards {
   ShardBy by = ShardBy::kSequence;
   int64_t ranks = 1;
 
-  // The rank that has index `at` of a dimension of `size`, all ranks having as
-  // many.
+  // How many each rank has of a dimension that is cut, by its size.
+  std::map<int64_t, std::vector<int64_t>> counts;
+
+  // The rank that has index `at` of a dimension of `size`.
   int64_t RankOf(int64_t at, int64_t size) const;
 };
 
@@ -51,6 +54,8 @@ struct Case {
   Shards shards;
   // By canonical name (names.h).
   std::map<std::string, Array> tensors;
+  // The file's tensors whose names say nothing.
+  std::vector<std::string> unread;
 
   const Array* Find(const std::string& name) const;
 };

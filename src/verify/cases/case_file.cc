@@ -57,6 +57,7 @@ std::vector<Case> ReadCases(const std::string& path,
   std::set<std::string> used;
   std::map<std::string, Case> cases;
   std::map<std::string, std::string> source;  // of each tensor taken
+  std::vector<std::pair<std::string, std::string>> unread;
   for (const auto& [full_name, entry] : file.tensors) {
     auto [prefix, name] = Split(full_name);
     std::string canonical;
@@ -73,7 +74,10 @@ std::vector<Case> ReadCases(const std::string& path,
       // A mapped name stands alone, whatever else looks like a synonym.
       if (options.names.count(canonical) != 0) continue;
     }
-    if (canonical.empty()) continue;
+    if (canonical.empty()) {
+      unread.emplace_back(prefix, full_name);
+      continue;
+    }
     if (!entry.dtype) {
       throw Error(path + ": tensor " + full_name + " has dtype " +
                   entry.dtype_name +
@@ -105,6 +109,10 @@ std::vector<Case> ReadCases(const std::string& path,
       throw Error(path + ": no tensor is named " + name + ", which --map " +
                   canonical + "=" + name + " names");
     }
+  }
+  for (const auto& [prefix, name] : unread) {
+    const auto found = cases.find(prefix);
+    if (found != cases.end()) found->second.unread.push_back(name);
   }
   if (cases.empty()) {
     throw Error(path +

@@ -68,22 +68,23 @@ class Joiner {
   Joiner(const std::vector<Case>& ranks, ShardBy by) : ranks_(ranks), by_(by) {}
 
   Case Join() {
-    Case joined = ranks_.front();
-    joined.shards = {by_, static_cast<int64_t>(ranks_.size())};
+    joined_ = ranks_.front();
+    joined_.shards = {by_, static_cast<int64_t>(ranks_.size()), {}};
     for (size_t r = 1; r < ranks_.size(); ++r) {
-      if (WriteOptions(ranks_[r].options) != WriteOptions(joined.options)) {
+      if (WriteOptions(ranks_[r].options) != WriteOptions(joined_.options)) {
         throw Error(At(r) + "its options are " +
                     WriteOptions(ranks_[r].options) + ", those of rank 0 are " +
-                    WriteOptions(joined.options));
+                    WriteOptions(joined_.options));
       }
-      if (ranks_[r].tensors.size() != joined.tensors.size()) {
+      if (ranks_[r].tensors.size() != joined_.tensors.size()) {
         throw Error(
             At(r) + "it has " + std::to_string(ranks_[r].tensors.size()) +
-            " tensors, rank 0 has " + std::to_string(joined.tensors.size()));
+            " tensors, rank 0 has " + std::to_string(joined_.tensors.size()));
       }
     }
-    for (auto& [name, array] : joined.tensors) array = JoinTensor(name);
-    return joined;
+    for (auto& [name, array] : joined_.tensors) array = JoinTensor(name);
+    CheckPackedTotal();
+    return std::move(joined_);
   }
 
  private:
@@ -107,7 +108,7 @@ class Joiner {
     return *array;
   }
 
-  Array JoinTensor(const std::string& name) const {
+  Array JoinTensor(const std::string& name) {
     if (name.rfind("cu_seqlens", 0) == 0) return JoinPrefixSums(name);
     const auto dimension = CutDimension(name, ranks_.front(), by_);
     return dimension ? Concatenate(name, *dimension) : Same(name);
@@ -131,12 +132,8 @@ class Joiner {
   }
 
   Array JoinPrefixSums(const std::string& name) const {
-    if (by_ == ShardBy::kHeads) return Same(name);
-    if (by_ != ShardBy::kBatch) {
-      throw Error(At(0) + "tensor " + name +
-                  " is there, and packed sequences cannot be joined row by "
-                  "row: cut them by batch or heads");
-    }
+    // Cut by rows: the packed total is, and each rank has the whole's sums.
+    if (by_ != ShardBy::kBatch) return Same(name);
     auto sums = std::make_shared<std::vector<int64_t>>(1, 0);
     for (size_t r = 0; r < ranks_.size(); ++r) {
       const Array& piece = Piece(r, name);
@@ -158,35 +155,27 @@ class Joiner {
 
   // The rank and its own index of each index of the joined dimension.
   std::vector<std::pair<size_t, int64_t>> Sources(
-      const std::string& name, const std::vector<int64_t>& sizes) const {
+      const std::string& name, const std::vector<int64_t>& sizes) {
+    int64_t total = 0;
+    for (const int64_t size : sizes) total += size;
+    joined_.shards.counts[total] = sizes;
     std::vector<std::pair<size_t, int64_t>> sources;
-    const bool even = by_ == ShardBy::kZigzag || by_ == ShardBy::kStriped;
-    const auto n = static_cast<int64_t>(sizes.size());
-    for (const int64_t size : sizes) {
-      if (even && (size != sizes.front() ||
-                   (by_ == ShardBy::kZigzag && size % 2 != 0))) {
-        throw Error(At(0) + "tensor " + name +
-                    " must have the same number of rows on all ranks" +
-                    (by_ == ShardBy::kZigzag ? ", an even one" : ""));
-      }
-    }
-    if (!even) {
-      for (size_t r = 0; r < sizes.size(); ++r) {
-        for (int64_t i = 0; i < sizes[r]; ++i) sources.emplace_back(r, i);
-      }
-      return sources;
-    }
-    const Shards shards = {by_, n};
     std::vector<int64_t> next(sizes.size(), 0);
-    for (int64_t at = 0; at < n * sizes.front(); ++at) {
-      const auto rank =
-          static_cast<size_t>(shards.RankOf(at, n * sizes.front()));
+    for (int64_t at = 0; at < total; ++at) {
+      const auto rank = static_cast<size_t>(joined_.shards.RankOf(at, total));
       sources.emplace_back(rank, next[rank]++);
+    }
+    for (size_t r = 0; r < sizes.size(); ++r) {
+      if (next[r] == sizes[r]) continue;
+      throw Error(At(r) + "tensor " + name + " has " +
+                  std::to_string(sizes[r]) + " rows of " +
+                  std::to_string(total) + ", it must have " +
+                  std::to_string(next[r]));
     }
     return sources;
   }
 
-  Array Concatenate(const std::string& name, size_t dimension) const {
+  Array Concatenate(const std::string& name, size_t dimension) {
     const Array& first = *ranks_.front().Find(name);
     std::vector<const Array*> pieces;
     std::vector<int64_t> sizes;
@@ -227,8 +216,29 @@ class Joiner {
     return joined;
   }
 
+  // Prefix sums of the whole end where the joined rows do.
+  void CheckPackedTotal() const {
+    if (!CutsRows(by_)) return;
+    for (const auto& [sums_name, rows_of] :
+         {std::pair("cu_seqlens_q", "q"), std::pair("cu_seqlens_k", "k")}) {
+      const Array* sums = joined_.Find(sums_name);
+      const Array* rows = joined_.Find(rows_of);
+      if (sums == nullptr || rows == nullptr || sums->elements() == 0) continue;
+      const auto last = static_cast<size_t>(sums->elements() - 1);
+      const int64_t total = sums->dtype == DType::kI32
+                                ? static_cast<const int32_t*>(sums->data)[last]
+                                : static_cast<const int64_t*>(sums->data)[last];
+      if (rows->shape.empty() || total == rows->shape.front()) continue;
+      throw Error(At(0) + "tensor " + sums_name + " ends with " +
+                  std::to_string(total) + ", all ranks' " + rows_of + " have " +
+                  std::to_string(rows->shape.front()) +
+                  " rows: it must be that of the whole batch on every rank");
+    }
+  }
+
   const std::vector<Case>& ranks_;
   ShardBy by_;
+  Case joined_;
 };
 
 }  // namespace
@@ -238,11 +248,24 @@ int64_t Shards::RankOf(int64_t at, int64_t size) const {
     case ShardBy::kStriped:
       return at % ranks;
     case ShardBy::kZigzag: {
-      const int64_t run = at * 2 * ranks / size;
+      // The first `longer` runs have one row more.
+      const int64_t length = size / (2 * ranks), longer = size % (2 * ranks);
+      const int64_t head = longer * (length + 1);
+      const int64_t run =
+          at < head ? at / (length + 1) : longer + (at - head) / length;
       return run < ranks ? run : 2 * ranks - 1 - run;
     }
-    default:
-      return at * ranks / size;
+    default: {
+      const auto known = counts.find(size);
+      if (known == counts.end()) return at * ranks / size;
+      int64_t rank = 0, end = 0;
+      for (const int64_t count : known->second) {
+        end += count;
+        if (at < end) break;
+        ++rank;
+      }
+      return rank;
+    }
   }
 }
 

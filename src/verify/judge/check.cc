@@ -27,11 +27,11 @@ struct Truth {
     if (twin_f32) {
       e.twin_f32 = Narrow(*twin_f32, name);
       if (e.twin_f32 == nullptr) e.twin_f64 = Member(*twin_f32, name);
-      e.size = SizeOf(*twin_f32, name);
+      e.error = ErrorOf(*twin_f32, name);
     } else {
       e.twin_f64 = Narrow(*twin_f64, name);
       if (e.twin_f64 == nullptr) e.twin_f64 = Member(*twin_f64, name);
-      e.size = SizeOf(*twin_f64, name);
+      e.error = ErrorOf(*twin_f64, name);
     }
     return e;
   }
@@ -57,14 +57,14 @@ struct Truth {
     return &r.dalibi_slopes;
   }
   template <class T>
-  static const Array4<float>* SizeOf(const Results<T>& r,
-                                     const std::string& name) {
-    if (name == "out") return &r.out_size;
-    if (name == "dq") return &r.dq_size;
-    if (name == "dk") return &r.dk_size;
-    if (name == "dv") return &r.dv_size;
-    if (name == "dsinks") return &r.dsinks_size;
-    if (name == "dalibi_slopes") return &r.dalibi_size;
+  static const Array4<RowError>* ErrorOf(const Results<T>& r,
+                                         const std::string& name) {
+    if (name == "out") return &r.out_error;
+    if (name == "dq") return &r.dq_error;
+    if (name == "dk") return &r.dk_error;
+    if (name == "dv") return &r.dv_error;
+    if (name == "dsinks") return &r.dsinks_error;
+    if (name == "dalibi_slopes") return &r.dalibi_error;
     return nullptr;
   }
 };
@@ -120,6 +120,7 @@ CaseReport Check(const Case& c, const CheckOptions& options) {
   report.what = Describe(problem);
   report.products = problem.products;
   report.unchecked = problem.unchecked;
+  report.unread = c.unread;
   report.method = problem.keep.given() ? "blocked f64 with the keep mask"
                   : options.plain      ? "plain f64 loops"
                                        : "fa2's f64 kernels";

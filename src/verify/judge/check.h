@@ -27,6 +27,7 @@ struct CaseReport {
   Products products = Products::kF32;
   std::vector<TensorVerdict> tensors;
   std::vector<std::string> unchecked;
+  std::vector<std::string> unread;  // the file's tensors of unknown names
   std::vector<Diagnosis> diagnosis;
   std::vector<std::string> moved;  // sentences on runs that differ
 };

@@ -65,6 +65,8 @@ class Diagnoser {
     }
     for (const Explained& e :
          FindNoise(p_, answer_, candidates_, unexplained, threads_)) {
+      // Where out is wrong too, the buffer is not what is.
+      if (forward_fails_ && e.id == "accumulated_into_garbage") continue;
       AddExplained(e);
     }
     return Choose();

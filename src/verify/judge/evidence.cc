@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 #include <utility>
 
 #include "src/verify/judge/rearranged.h"
+#include "src/verify/model/head_operands.h"
 
 namespace fa2::verify {
 namespace {
@@ -42,20 +44,34 @@ bool Evidence::Wanted(const std::string& name) const {
          ignored_.count(name) == 0;
 }
 
-// One tensor of one head or kv head.
+// One tensor of one head or kv head; `swapped`: it lies where the other order
+// of heads and rows has it.
 void Evidence::Compare(const std::string& name, int64_t head, int64_t begin,
-                       const Sequence& s, const std::vector<double>& mistake,
+                       const Sequence& s, bool swapped,
+                       const std::vector<double>& mistake,
                        const std::vector<double>* twin,
                        TensorSums* sums) const {
   if (!Wanted(name) || mistake.empty()) return;
   Sums& sum = (*sums)[name];
   const double base = name == "lse" && p_.options.lse_base2 ? 1 / kLn2 : 1.0;
-  const double* got = candidates_.at(name).row(s.batch, head, begin);
-  const double* answer = MemberOf(answer_, name)->row(s.batch, head, begin);
+  const Array4<double>& got = candidates_.at(name);
+  const Array4<double>& answer = *MemberOf(answer_, name);
   const DType stored = p_.Output(name)->view.dtype;
+  const auto columns = static_cast<size_t>(got.sizes[3]);
+  int64_t at = 0;
   for (size_t i = 0; i < mistake.size(); ++i) {
+    const size_t column = i % columns;
+    if (column == 0) {
+      int64_t h = head, row = begin + static_cast<int64_t>(i / columns);
+      if (swapped) {
+        std::tie(h, row) = SwappedRow(p_.options.layout == Layout::kBhsd,
+                                      got.sizes[1], got.sizes[2], head, row);
+      }
+      at = got.offset(s.batch, h, row);
+    }
+    const size_t here = static_cast<size_t>(at) + column;
     const double m = mistake[i] * base;
-    sum.Add(got[i], m, answer[i] * base);
+    sum.Add(got.values[here], m, answer.values[here] * base);
     if (twin == nullptr) continue;
     const double error = RoundStored(stored, (*twin)[i] * base) - m;
     if (std::isfinite(error)) sum.twin2 += error * error;
@@ -118,7 +134,7 @@ void Evidence::AddRun(const Model& model, const Unit& unit, bool with_twin,
     const auto compare = [&](const char* name,
                              const std::vector<std::vector<double>>& values,
                              const std::vector<std::vector<double>>& twin) {
-      Compare(name, m.heads[n], s.q_begin, s, values[n],
+      Compare(name, m.heads[n], s.q_begin, s, false, values[n],
               with_twin ? &twin[n] : nullptr, sums);
     };
     if (forward) compare("out", m.out, t.out);
@@ -126,10 +142,13 @@ void Evidence::AddRun(const Model& model, const Unit& unit, bool with_twin,
     if (gradients) compare("dq", m.dq, t.dq);
   }
   if (!gradients) return;
-  Compare("dk", unit.kv_head, s.k_begin, s, m.dk, with_twin ? &t.dk : nullptr,
-          sums);
-  Compare("dv", unit.kv_head, s.k_begin, s, m.dv, with_twin ? &t.dv : nullptr,
-          sums);
+  const Faults& f = model.faults;
+  Compare("dk", unit.kv_head, s.k_begin, s,
+          f.kv_gradients_swapped && f.k_layout_swapped, m.dk,
+          with_twin ? &t.dk : nullptr, sums);
+  Compare("dv", unit.kv_head, s.k_begin, s,
+          f.kv_gradients_swapped && f.v_layout_swapped, m.dv,
+          with_twin ? &t.dv : nullptr, sums);
 }
 
 void Evidence::AddUnit(const Mistake& mistake, const Unit& unit, bool with_twin,

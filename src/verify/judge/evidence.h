@@ -55,7 +55,8 @@ class Evidence {
 
   bool Wanted(const std::string& name) const;
   void Compare(const std::string& name, int64_t head, int64_t begin,
-               const Sequence& s, const std::vector<double>& mistake,
+               const Sequence& s, bool swapped,
+               const std::vector<double>& mistake,
                const std::vector<double>* twin, TensorSums* sums) const;
   template <class T>
   UnitResults RunUnit(const Model& model, const Unit& unit) const;

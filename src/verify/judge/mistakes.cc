@@ -306,10 +306,13 @@ class Lister {
     if (p_.kv_heads > 1 && p_.nk > 1) {
       for (const auto& [k, v] : {std::pair(true, true), std::pair(true, false),
                                  std::pair(false, true)}) {
-        InAnyPass("kv_layout_swapped", [k = k, v = v](Faults* f) {
-          f->k_layout_swapped = k;
-          f->v_layout_swapped = v;
-        });
+        for (const bool gradients : {false, true}) {
+          InAnyPass("kv_layout_swapped", [k = k, v = v, gradients](Faults* f) {
+            f->k_layout_swapped = k;
+            f->v_layout_swapped = v;
+            f->kv_gradients_swapped = gradients;
+          });
+        }
       }
     }
     if (group == 1) return;

@@ -85,6 +85,11 @@ std::string ReportText(const CaseReport& report) {
     text +=
         "  not checked, since the file has none: " + Joined(report.unchecked) +
         "\n";
+    // It may be there, by a name of its own.
+    if (!report.unread.empty()) {
+      text += "  left alone, since their names say nothing (--map NAME=...): " +
+              Joined(report.unread) + "\n";
+    }
   }
   for (const Diagnosis& d : report.diagnosis) {
     text +=

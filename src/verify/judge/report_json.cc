@@ -21,6 +21,8 @@ Json TensorJson(const TensorVerdict& t) {
   json["own"] = nullptr;
   if (t.own) json["own"] = *t.own ? "pass" : "fail";
   json["own_relative_l2"] = Number(t.own_relative_l2);
+  json["tile_ratio"] = Number(t.tile_ratio);
+  json["element_ratio"] = Number(t.element_ratio);
   json["cosine"] = Number(t.cosine);
   json["not_finite"] = t.bad;
   json["findings"] = t.findings;
@@ -45,6 +47,7 @@ Json CaseJson(const CaseReport& report) {
     json["tensors"].push_back(TensorJson(t));
   }
   json["unchecked"] = report.unchecked;
+  json["unread"] = report.unread;
   json["diagnosis"] = Json::array();
   for (const Diagnosis& d : report.diagnosis) {
     json["diagnosis"].push_back(

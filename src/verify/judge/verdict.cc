@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 
 #include "src/verify/model/rounding.h"
@@ -95,7 +96,14 @@ class Judgement {
     }
     column_weights_ =
         ColumnWeights(column2, total2 / static_cast<double>(columns));
-    return {p_, v_.name, stored_, std::sqrt(total2 / count_)};
+    double sum2 = 0.0, sum4 = 0.0;
+    for (const double w : column_weights_) {
+      sum2 += w * w;
+      sum4 += w * w * w * w;
+    }
+    column_fourths_ = sum4 / (sum2 * sum2);
+    return {p_, v_.name, stored_, std::sqrt(total2 / count_),
+            static_cast<int64_t>(x_.values.size())};
   }
 
   double TwinError(size_t at, double e) const {
@@ -129,7 +137,14 @@ class Judgement {
     ++slice.rows;
     const bool no_key =
         is_lse_ && empty_rows_[static_cast<size_t>(a * x_.sizes[2] + c)] != 0;
-    const double row_size = e_.size != nullptr ? *e_.size->row(a, b, c) : -1.0;
+    const RowError row_error =
+        e_.error != nullptr ? *e_.error->row(a, b, c) : RowError();
+    const double row_size =
+        e_.error != nullptr ? std::sqrt(row_error.squares) : -1.0;
+    const auto columns = static_cast<double>(x_.sizes[3]);
+    // All of it may be in one column.
+    const double row_largest =
+        std::pow(row_error.fourths * columns * columns, 0.25);
     double row_twin2 = 0.0;
     for (int64_t d = 0; d < x_.sizes[3]; ++d) {
       const auto at = static_cast<size_t>(x_.offset(a, b, c) + d);
@@ -156,18 +171,24 @@ class Judgement {
                          : row_size * column_weights_[static_cast<size_t>(d)];
       const double excess =
           std::abs(error) /
-          std::max(bounds.OfElement({e, twin_error, size}), 1e-300);
+          std::max(bounds.OfElement({e, twin_error, size, row_largest}),
+                   1e-300);
       if (error != 0.0) {
         const int bin = std::clamp(std::ilogb(excess) + 16, 0, 23);
         ++v_.histogram[static_cast<size_t>(bin)];
       }
       KeepWorst(excess, {a, b, c, d});
-      element_fails_ |= excess > 1.0 && e_.size != nullptr && !is_lse_;
+      element_fails_ |= excess > 1.0 && e_.error != nullptr && !is_lse_;
     }
     slice.twin2 += row_twin2;
-    if (row_size > 0.0) {
-      slice.size2 += row_size * row_size * static_cast<double>(x_.sizes[3]);
-    }
+    slice.size2 += row_error.squares * columns;
+    const double row4 =
+        (row_error.fourths +
+         column_fourths_ * row_error.squares * row_error.squares) *
+        columns * columns;
+    slice.row_largest2 = std::max(slice.row_largest2, std::sqrt(row4));
+    slice.rows4 += row4;
+    slice.shared4 += row_error.shared * columns * columns;
     row_twin4_ += row_twin2 * row_twin2;
   }
 
@@ -178,6 +199,9 @@ class Judgement {
       total.expected2 += slice.expected2;
       total.twin2 += slice.twin2;
       total.size2 += slice.size2;
+      total.row_largest2 = std::max(total.row_largest2, slice.row_largest2);
+      total.rows4 += slice.rows4;
+      total.shared4 += slice.shared4;
       total.rows += slice.rows;
     }
     // Rows as many as would err like the twin's, were they all alike.
@@ -212,15 +236,54 @@ class Judgement {
     v_.worst.expected =
         e_.answer->row(worst_[0], worst_[1], worst_[2])[worst_[3]] * base_;
 
+    v_.element_ratio = worst_excess_;
     v_.pass = v_.bad == 0 && error <= allowed && !element_fails_;
-    for (SliceError& slice : v_.map) {
+    const bool whole = v_.pass;
+    size_t worst_tile = 0;
+    int64_t failed_tiles = 0;
+    for (size_t n = 0; n < v_.map.size(); ++n) {
+      SliceError& slice = v_.map[n];
       const double elements = static_cast<double>(slice.rows * x_.sizes[3]);
-      slice.allowed = bounds.OfTile(slice) +
-                      std::sqrt(stored2_ / count_ * elements) *
-                          (count_ <= 4096 ? 1.0 : 0.1) +
-                      answer_rounding;
-      v_.pass &= std::sqrt(slice.error2) <= slice.allowed;
+      slice.allowed =
+          bounds.OfTile(slice, static_cast<int64_t>(v_.map.size())) +
+          std::sqrt(stored2_ / count_ * elements) *
+              (count_ <= 4096 ? 1.0 : 0.1) +
+          answer_rounding;
+      const double ratio =
+          std::sqrt(slice.error2) / std::max(slice.allowed, 1e-300);
+      failed_tiles += ratio > 1.0;
+      if (ratio > v_.tile_ratio) worst_tile = n;
+      v_.tile_ratio = std::max(v_.tile_ratio, ratio);
     }
+    v_.pass &= failed_tiles == 0;
+    if (v_.bad > 0 || error > allowed) return;
+    if (!whole) SayElement();
+    if (failed_tiles > 0) SayTile(worst_tile, failed_tiles);
+  }
+
+  // Why a tensor fails whose error as a whole is small.
+  void SayElement() {
+    v_.findings.push_back(
+        "the whole is within its bound, single elements are "
+        "not: the worst errs " +
+        Times(v_.element_ratio) + " times what an element may");
+  }
+  void SayTile(size_t tile, int64_t failed) {
+    const auto at = static_cast<int64_t>(tile);
+    const int64_t head = at / v_.tiles, begin = at % v_.tiles * kTileRows;
+    v_.findings.push_back(
+        "the whole is within its bound, " + std::to_string(failed) + " of " +
+        std::to_string(v_.map.size()) +
+        " tiles of a head's rows are not: rows " + std::to_string(begin) +
+        " to " + std::to_string(std::min(begin + kTileRows, x_.sizes[2]) - 1) +
+        " of head " + std::to_string(head % x_.sizes[1]) + " of batch " +
+        std::to_string(head / x_.sizes[1]) + " err " + Times(v_.tile_ratio) +
+        " times what they may");
+  }
+  static std::string Times(double ratio) {
+    char text[32];
+    std::snprintf(text, sizeof(text), "%.2f", ratio);
+    return text;
   }
 
   const Problem& p_;
@@ -232,6 +295,8 @@ class Judgement {
   double count_;
   std::vector<char> empty_rows_;
   std::vector<double> column_weights_;
+  // Sum of the columns' squared shares of a row's mean square.
+  double column_fourths_ = 0.0;
   double row_twin4_ = 0.0, got_expected_ = 0.0, got2_ = 0.0, stored2_ = 0.0;
   double worst_excess_ = -1.0;
   Sizes worst_ = {0, 0, 0, 0};

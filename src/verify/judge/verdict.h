@@ -12,6 +12,7 @@
 #include "src/verify/judge/bounds.h"
 #include "src/verify/model/answer.h"
 #include "src/verify/model/array4.h"
+#include "src/verify/model/model.h"
 #include "src/verify/model/problem.h"
 
 namespace fa2::verify {
@@ -22,8 +23,6 @@ struct Worst {
   double expected = 0.0;
 };
 
-inline constexpr int64_t kTileRows = 64;
-
 struct TensorVerdict {
   std::string name;
   bool pass = true;
@@ -31,6 +30,9 @@ struct TensorVerdict {
   double bound = 0.0;
   double twin_relative_l2 = 0.0;
   double cosine = 1.0;
+  // Error over bound of the worst tile and of the worst element.
+  double tile_ratio = 0.0;
+  double element_ratio = 0.0;
   Worst worst;
   std::optional<bool> own;
   std::optional<double> own_relative_l2;
@@ -52,7 +54,7 @@ struct Expected {
   // The twin's, before it is stored.
   const Array4<float>* twin_f32 = nullptr;
   const Array4<double>* twin_f64 = nullptr;
-  const Array4<float>* size = nullptr;  // rows', may be left out
+  const Array4<RowError>* error = nullptr;  // rows', may be left out
 };
 
 // The candidate's tensor, dense [B, H, N, D]; lse in the file's base.

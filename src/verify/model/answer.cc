@@ -127,12 +127,12 @@ class Gatherer {
     }
     if (m_.magnitudes) {
       const auto rows = [](Sizes n) { return Sizes{n[0], n[1], n[2], 1}; };
-      r_.out_size = Array4<float>(rows(p_.SizesOf("out")));
-      r_.dq_size = Array4<float>(rows(p_.SizesOf("dq")));
-      r_.dk_size = Array4<float>(rows(p_.SizesOf("dk")));
-      r_.dv_size = Array4<float>(rows(p_.SizesOf("dv")));
-      r_.dsinks_size = Array4<float>(p_.sinks.sizes);
-      r_.dalibi_size = Array4<float>(p_.alibi_slopes.sizes);
+      r_.out_error = Array4<RowError>(rows(p_.SizesOf("out")));
+      r_.dq_error = Array4<RowError>(rows(p_.SizesOf("dq")));
+      r_.dk_error = Array4<RowError>(rows(p_.SizesOf("dk")));
+      r_.dv_error = Array4<RowError>(rows(p_.SizesOf("dv")));
+      r_.dsinks_error = Array4<RowError>(p_.sinks.sizes);
+      r_.dalibi_error = Array4<RowError>(p_.alibi_slopes.sizes);
     }
   }
 
@@ -155,33 +155,36 @@ class Gatherer {
         *r_.dalibi_slopes.row(SlopeBatch(s), head, 0) += h.dalibi;
       }
     }
-    if (m_.magnitudes) {
-      add(h.out_squares, r_.out_size.row(s.batch, head, s.q_begin));
-      add(h.dq_squares, r_.dq_size.row(s.batch, head, s.q_begin));
-      add(h.dk_squares, r_.dk_size.row(s.batch, kv_head, s.k_begin));
-      add(h.dv_squares, r_.dv_size.row(s.batch, kv_head, s.k_begin));
-      if (r_.dsinks_size.given()) {
-        *r_.dsinks_size.row(0, head, 0) += static_cast<float>(h.dsink_squares);
-      }
-      if (r_.dalibi_size.given()) {
-        *r_.dalibi_size.row(SlopeBatch(s), head, 0) +=
-            static_cast<float>(h.dalibi_squares);
-      }
-    }
+    if (m_.magnitudes) AddErrors(s, head, kv_head, h);
   }
 
-  Results<T> Finish() {
-    for (Array4<float>* size :
-         {&r_.out_size, &r_.dq_size, &r_.dk_size, &r_.dv_size, &r_.dsinks_size,
-          &r_.dalibi_size}) {
-      for (float& x : size->values) x = std::sqrt(x);
-    }
-    return std::move(r_);
-  }
+  Results<T> Finish() { return std::move(r_); }
 
  private:
   int64_t SlopeBatch(const Sequence& s) const {
     return p_.alibi_slopes.sizes[0] == 1 ? 0 : s.index;
+  }
+
+  void AddErrors(const Sequence& s, int64_t head, int64_t kv_head,
+                 const HeadResults<T>& h) {
+    const auto add = [](const std::vector<RowError>& from, RowError* to) {
+      for (size_t i = 0; i < from.size(); ++i) {
+        to[i].squares += from[i].squares;
+        to[i].fourths += from[i].fourths;
+        to[i].shared += from[i].shared;
+      }
+    };
+    add(h.out_error, r_.out_error.row(s.batch, head, s.q_begin));
+    if (!r_.dq.given()) return;
+    add(h.dq_error, r_.dq_error.row(s.batch, head, s.q_begin));
+    add(h.dk_error, r_.dk_error.row(s.batch, kv_head, s.k_begin));
+    add(h.dv_error, r_.dv_error.row(s.batch, kv_head, s.k_begin));
+    if (r_.dsinks_error.given()) {
+      r_.dsinks_error.row(0, head, 0)->squares += h.dsink_squares;
+    }
+    if (r_.dalibi_error.given()) {
+      r_.dalibi_error.row(SlopeBatch(s), head, 0)->squares += h.dalibi_squares;
+    }
   }
 
   void AddBias(const Sequence& s, int64_t head, const HeadResults<T>& h) {

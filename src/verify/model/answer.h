@@ -19,9 +19,9 @@ struct Results {
   Array4<double> lse;  // [B, H, N, 1], natural
   Array4<double> dbias, dsinks, dalibi_slopes;
 
-  // Row by row, [B, H, N, 1]: root mean square of what rounding each term once
-  // by a relative error of 1 would leave. Of a twin only.
-  Array4<float> out_size, dq_size, dk_size, dv_size, dsinks_size, dalibi_size;
+  // Row by row, [B, H, N, 1]: what rounding leaves. Of a twin only.
+  Array4<RowError> out_error, dq_error, dk_error, dv_error, dsinks_error,
+      dalibi_error;
 };
 
 using Answer = Results<double>;

@@ -33,7 +33,9 @@ class Backward {
                    {h_.v_transposed.data() + b_.lo, h_.sequence.nk},
                    b_.dp.data(),
                    b_.width});
+    b_.delta_errors.assign(static_cast<size_t>(b_.rows), 0.0);
     for (int64_t r = 0; r < b_.rows; ++r) ScoreGradients(r);
+    if (h_.model.magnitudes) AddDeltaMagnitudes(h_, &b_, &r_);
     AddGradients();
   }
 
@@ -83,14 +85,17 @@ class Backward {
     const double lse =
         LseInBackward(h_, f_, r_.lse[static_cast<size_t>(i)], max);
     ExpRow(b_.row(b_.scores, r), b_.width, static_cast<T>(lse), p);
-    if (h_.model.magnitudes) AddGradientMagnitudes(h_, b_, r, delta, &r_);
+    double& delta_error = b_.delta_errors[static_cast<size_t>(r)];
+    if (h_.model.magnitudes) {
+      delta_error = AddGradientMagnitudes(h_, b_, r, delta, &r_);
+    }
     if (h_.dropout && !f_.keep_not_in_dp) Drop(r, f_.keep_unscaled_dp, dp);
     const T d = static_cast<T>(delta);
     // A masked score adds nothing, whatever lse is (0 * inf).
     for (int64_t j = 0; j < b_.width; ++j) {
       ds[j] = p[j] == T(0) ? T(0) : p[j] * (dp[j] - d);
     }
-    AddSmallGradients(i, ds, lse, delta);
+    AddSmallGradients(i, ds, lse, delta * delta + delta_error, delta);
     if (p_.options.softcap > 0.0 && !f_.softcap_slope_missing) {
       const T* slope = b_.row(b_.cap_slope, r);
       for (int64_t j = 0; j < b_.width; ++j) ds[j] *= slope[j];
@@ -106,7 +111,8 @@ class Backward {
   }
 
   // dbias, dalibi and dsink of query i, from its dS.
-  void AddSmallGradients(int64_t i, const T* ds, double lse, double delta) {
+  void AddSmallGradients(int64_t i, const T* ds, double lse, double delta2,
+                         double delta) {
     if (p_.alibi_slopes.given()) {
       for (int64_t j = 0; j < b_.width; ++j) {
         r_.dalibi -=
@@ -116,7 +122,7 @@ class Backward {
     if (p_.sinks.given()) {
       const double p = std::exp(h_.sink - lse);
       r_.dsink -= p * delta;
-      r_.dsink_squares += p * p * delta * delta;
+      r_.dsink_squares += p * p * delta2;
     }
     if (!r_.dbias.empty()) {
       const Faults& whole = h_.model.faults;

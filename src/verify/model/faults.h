@@ -62,6 +62,8 @@ struct Faults {
   // K or V is read as if the file's heads and rows were exchanged.
   bool k_layout_swapped = false;
   bool v_layout_swapped = false;
+  // dK and dV are written where K and V are read.
+  bool kv_gradients_swapped = false;
   bool head_map_modulo = false;
   int group_member = -1;  // >= 0: dK and dV of that query head of the group
 

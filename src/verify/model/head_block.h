@@ -23,6 +23,8 @@ struct Block {
   // [rows, width]; masked scores are -inf. cap_slope is softcap's derivative.
   std::vector<T> scores, cap_slope, keep, p, dp, ds;
   std::vector<T> part;  // scratch of a product
+  // Of each row, for magnitudes: mean square of delta's error.
+  std::vector<double> delta_errors;
 
   T* row(std::vector<T>* x, int64_t r) const { return x->data() + r * width; }
   const T* row(const std::vector<T>& x, int64_t r) const {
@@ -60,14 +62,23 @@ template <class T>
 double LseInBackward(const HeadOperands<T>& head, const Faults& faults,
                      double lse, double max);
 
-// Sums of squares of the terms of out, and of the gradients, where row r of the
-// block has its exponentials in p.
+// What roundings leave in row r of out, and in the gradients, where the block
+// has the row's exponentials in p and its dP as the product gives it. The
+// second returns the mean square of delta's error.
 template <class T>
 void AddOutMagnitude(const HeadOperands<T>& head, const Block<T>& block,
                      int64_t r, double normaliser, HeadResults<T>* results);
 template <class T>
-void AddGradientMagnitudes(const HeadOperands<T>& head, const Block<T>& block,
-                           int64_t r, double delta, HeadResults<T>* results);
+double AddGradientMagnitudes(const HeadOperands<T>& head, const Block<T>& block,
+                             int64_t r, double delta, HeadResults<T>* results);
+// The error of delta in dQ, where a row's terms err alike; P is in p.
+template <class T>
+void AddDeltaMagnitudes(const HeadOperands<T>& head, Block<T>* block,
+                        HeadResults<T>* results);
+// Of dK and dV of one query head, which some kernels store before they sum the
+// group's.
+template <class T>
+void AddShareMagnitudes(const HeadOperands<T>& head, HeadResults<T>* results);
 
 }  // namespace fa2::verify
 

@@ -27,13 +27,11 @@ template <class T>
 std::vector<T> LoadSwapped(const Array4<double>& array, bool heads_first,
                            int64_t batch, int64_t head, int64_t begin,
                            int64_t rows) {
-  const int64_t heads = array.sizes[1], all = array.sizes[2];
   std::vector<T> to;
   for (int64_t j = begin; j < begin + rows; ++j) {
-    const int64_t flat = heads_first ? j * heads + head : head * all + j;
-    const std::vector<T> row =
-        heads_first ? LoadRows<T>(array, batch, flat / all, flat % all, 1)
-                    : LoadRows<T>(array, batch, flat % heads, flat / heads, 1);
+    const auto [h, n] =
+        SwappedRow(heads_first, array.sizes[1], array.sizes[2], head, j);
+    const std::vector<T> row = LoadRows<T>(array, batch, h, n, 1);
     to.insert(to.end(), row.begin(), row.end());
   }
   return to;
@@ -73,6 +71,14 @@ std::vector<float> SquaredLengths(const std::vector<T>& x, int64_t rows) {
 }
 
 }  // namespace
+
+std::pair<int64_t, int64_t> SwappedRow(bool heads_first, int64_t heads,
+                                       int64_t rows, int64_t head,
+                                       int64_t row) {
+  const int64_t flat = heads_first ? row * heads + head : head * rows + row;
+  return heads_first ? std::pair(flat / rows, flat % rows)
+                     : std::pair(flat % heads, flat / heads);
+}
 
 template <class T>
 HeadOperands<T>::HeadOperands(const Problem& p, const Model& m,

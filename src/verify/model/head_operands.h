@@ -6,12 +6,18 @@
 #define FA2_SRC_VERIFY_MODEL_HEAD_OPERANDS_H_
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "src/verify/model/model.h"
 #include "src/verify/model/problem.h"
 
 namespace fa2::verify {
+
+// Head and row where [B, H, N, D] has what the other order of heads and rows
+// has at (head, row); `heads_first`: the file's order is [B, H, N, D].
+std::pair<int64_t, int64_t> SwappedRow(bool heads_first, int64_t heads,
+                                       int64_t rows, int64_t head, int64_t row);
 
 template <class T>
 struct HeadOperands {

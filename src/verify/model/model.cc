@@ -33,10 +33,10 @@ HeadResults<T> Empty(const HeadOperands<T>& h) {
     }
   }
   if (h.model.magnitudes) {
-    r.out_squares.resize(size(s.nq, 1));
-    r.dq_squares.resize(size(s.nq, 1));
-    r.dk_squares.resize(size(s.nk, 1));
-    r.dv_squares.resize(size(s.nk, 1));
+    r.out_error.resize(size(s.nq, 1));
+    r.dq_error.resize(size(s.nq, 1));
+    r.dk_error.resize(size(s.nk, 1));
+    r.dv_error.resize(size(s.nk, 1));
   }
   return r;
 }
@@ -142,6 +142,9 @@ HeadResults<T> RunHead(const Problem& problem, const Model& model,
   HeadOperands<T> operands(problem, model, sequence, head, kv_head);
   HeadResults<T> results = Empty(operands);
   HeadRun<T>(forward, &operands, &results).Run();
+  if (model.magnitudes && operands.gradients && problem.group() > 1) {
+    AddShareMagnitudes(operands, &results);
+  }
   return results;
 }
 

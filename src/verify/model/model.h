@@ -15,6 +15,9 @@
 
 namespace fa2::verify {
 
+// Rows of a tile of the judgement.
+inline constexpr int64_t kTileRows = 64;
+
 // How one computation rounds. T = double with Products::kF64 is the answer.
 struct Model {
   Products products = Products::kF64;
@@ -34,6 +37,17 @@ struct Forward {
 };
 Forward CandidateForward(const Problem& problem);
 
+// The error of one row, in relative errors of 1 of each of its roundings. Each
+// rounding is an independent random number whose weight w is the mean square
+// that it adds to an element of the row.
+struct RowError {
+  double squares = 0.0;  // sum of w: the mean square of an element's error
+  double fourths = 0.0;  // sum of w^2: how few roundings hold most of it
+  // Sum of w w' over roundings that reach other rows of the tile too, w' being
+  // what they add to the whole tile: summed over its rows, their fourths.
+  double shared = 0.0;
+};
+
 // Results of one query head of one sequence; dk and dv are its share alone.
 template <class T>
 struct HeadResults {
@@ -46,9 +60,8 @@ struct HeadResults {
   // dS in the shape of bias without the leading two dimensions, summed over
   // those that it broadcasts.
   std::vector<double> dbias;
-  // Sums of squares of the terms of an element of a row, each weighted with how
-  // far exp amplifies the error of its score.
-  std::vector<float> out_squares, dq_squares, dk_squares, dv_squares;
+  // What rounding leaves in a row of each result; of a twin only.
+  std::vector<RowError> out_error, dq_error, dk_error, dv_error;
   double dsink_squares = 0.0, dalibi_squares = 0.0;
 };
 
