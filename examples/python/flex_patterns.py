@@ -6,10 +6,12 @@ kv head selects for itself.
 """
 
 import argparse
+from typing import Optional
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, and_masks, or_masks
 
+import fa2_cpu
 from fa2_cpu.torch import create_block_mask, flex_attention
 
 
@@ -24,6 +26,31 @@ def packed_documents(documents: torch.Tensor) -> BlockMask:
 
     n = len(documents)
     return create_block_mask(and_masks(causal, same), None, None, n, n)
+
+
+# The same from the documents' lengths, with no function evaluated at all: lists and bits by arithmetic.
+def documents_of_lengths(cu_seqlens: torch.Tensor, block: int = 128) -> fa2_cpu.BlockMask:
+    """cu_seqlens: int [documents + 1], where each document begins, and the number of tokens."""
+    n = int(cu_seqlens[-1])
+    begins = cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff())  # token i sees begins[i] to i
+    rows = torch.arange(-(-n // block))
+    first, last = rows * block, ((rows + 1) * block).clamp(max=n) - 1  # tokens of a row of blocks
+    columns = rows
+    listed = (columns >= begins[first, None] // block) & (columns <= rows[:, None])
+    full = (columns * block >= begins[last, None]) & (columns < rows[:, None])
+    partial = listed & ~full
+
+    row, column = partial.nonzero(as_tuple=True)
+    within = torch.arange(block)
+    q, k = row[:, None, None] * block + within[:, None], column[:, None, None] * block + within
+    seen = (k <= q) & (k >= begins[q.clamp(max=n - 1)])
+    powers = 2 ** torch.arange(8, dtype=torch.uint8)
+    bits = (seen.unflatten(2, (-1, 8)) * powers).sum(-1, dtype=torch.uint8).flatten(1)
+
+    def lists(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.sum(-1, dtype=torch.int32)[None, None], (~x).int().argsort(dim=-1, stable=True).int()[None, None]
+
+    return fa2_cpu.BlockMask(*lists(partial), *lists(full), block_size=block, bits=bits)
 
 
 # A window of the last tokens, and the first ones, which attention falls back on (StreamingLLM's sinks).
@@ -95,9 +122,9 @@ def dense(mask: BlockMask, shape: tuple[int, ...]) -> torch.Tensor:
     return visible
 
 
-def check(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: BlockMask) -> None:
-    """A step of training with a mask against the same with a dense one."""
-    visible = dense(mask, (*q.shape[:3], k.shape[2]))
+def check(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask, like: Optional[BlockMask] = None) -> None:
+    """A step of training with a mask against the same with a dense one, that of `like`, or of mask itself."""
+    visible = dense(like or mask, (*q.shape[:3], k.shape[2]))
     results = []
     for sparse in (True, False):
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
@@ -115,7 +142,10 @@ def main(n: int) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, heads, n, 32) for heads in (4, 2, 2))
     documents = torch.sort(torch.randint(5, (n,))).values
-    check("packed documents", q, k, v, packed_documents(documents))
+    packed = packed_documents(documents)
+    check("packed documents", q, k, v, packed)
+    cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.long), documents.bincount().cumsum(0)])
+    check("documents of lengths", q, k, v, documents_of_lengths(cu_seqlens), like=packed)
     check("window and sinks", q, k, v, window_and_sinks(n, n // 8, 4))
     parents = torch.tensor([-1, 0, 0, 1, 1, 2, 3, -1, 7])
     before = n - len(parents)

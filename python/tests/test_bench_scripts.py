@@ -39,6 +39,16 @@ def test_after_linear(tmp_path):
                for when in ("alone", "linear"))  # fmt: skip
 
 
+def test_flex_attention(tmp_path):
+    pytest.importorskip("torch.nn.attention.flex_attention")
+    saved = tmp_path / "flex.json"
+    run = _run("flex_attention.py", "--length", "256", "--rounds", "1", "--cases", "documents", "blocks", "--without-compile",
+               "--json", str(saved))  # fmt: skip
+    assert run.returncode == 0, run.stdout
+    rows = {row["case"]: row for row in json.loads(saved.read_text())["rows"]}
+    assert rows["documents"]["fa2 step"] > 0 and rows["documents"]["SDPA step"] > 0 and rows["blocks"]["fa2 step"] > 0
+
+
 def test_training_steps(tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")

@@ -88,6 +88,7 @@ def test_packed_sequences(rng):
 def test_torch_tensors(rng):
     torch = pytest.importorskip("torch")
     from fa2_cpu.torch import _compute
+    from fa2_cpu.torch._block_lists import BlockLists
 
     q, k, v = (torch.from_numpy(x) for x in rng.standard_normal((3, 1, 2, 130, 16), dtype=np.float32))
     numpy_mask = fa2.BlockMask.from_dense(_documents(130, 130, 50), 64)
@@ -98,12 +99,11 @@ def test_torch_tensors(rng):
     expected, expected_lse = fa2.attention_forward(q, k, v, block_mask=numpy_mask)
     out, lse = fa2.attention_forward(q, k, v, block_mask=mask)
     assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
-    options = _compute.AttentionOptions(precision="fast")
-    tensors = _compute.BlockMask(64, 64, *lists, bits)
+    options = _compute.AttentionOptions(precision="fast").masked_by(BlockLists.of(mask, 130))
     rest = (None, None, None, None, None, None, options)
-    again, lse_again = _compute.forward(q, k, v, *rest, block_mask=tensors)
+    again, lse_again = _compute.forward(q, k, v, *rest)
     assert relative_l2(again.numpy(), expected.numpy()) <= BOUNDS["float32"]
-    grads = _compute.backward(out, q, k, v, again, lse_again, None, *rest, [True] * 3 + [False] * 3, block_mask=tensors)
+    grads = _compute.backward(out, q, k, v, again, lse_again, None, *rest, [True] * 3 + [False] * 3)
     right = fa2.attention_backward(out, q, k, v, out, lse, block_mask=mask)
     for name, x, y in zip(NAMES, grads, right):
         assert relative_l2(x.numpy(), y.numpy()) <= BOUNDS["float32"], name

@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 flex = pytest.importorskip("torch.nn.attention.flex_attention")
 
+import fa2_cpu  # noqa: E402
 import fa2_cpu.torch as fa2  # noqa: E402
 from conftest import BOUNDS, relative_l2  # noqa: E402
 from flex_examples import LENGTH, MASKS, answer, modified, score_mods  # noqa: E402
@@ -120,6 +121,50 @@ def test_random_lists(seed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         compare(tensors(torch.float64, rows=150, keys=170), score_mod, mask, visible, captured)
+
+
+def test_block_mask_of_fa2():
+    """fa2_cpu.BlockMask, in flex_attention and in attention: the same bits as PyTorch's mask."""
+    torch.manual_seed(0)
+    qkv = tensors(torch.float32)
+    visible = flex.create_mask(MASKS["per head"], 1, 4, LENGTH, LENGTH, device="cpu")
+    mask = fa2_cpu.BlockMask.from_dense(visible, (32, 64))
+    own = fa2.create_block_mask(MASKS["per head"], None, 4, LENGTH, LENGTH, BLOCK_SIZE=(32, 64))
+    expected = fa2.flex_attention(*qkv, block_mask=own, enable_gqa=True)
+    assert torch.equal(fa2.flex_attention(*qkv, block_mask=mask, enable_gqa=True), expected)
+    assert torch.equal(fa2.attention(*qkv, block_mask=mask)[0], expected)
+    score_mod, captured, _ = score_mods(4, LENGTH, LENGTH)["relative"]
+    compare(qkv, score_mod, mask, visible, captured)
+    with pytest.raises(TypeError, match="must be a fa2_cpu.BlockMask"):
+        fa2.attention(*qkv, block_mask=own)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "thd"])
+def test_second_derivatives_under_a_mask(layout):
+    """Of a fused call, against those of PyTorch's operators in float64."""
+    torch.manual_seed(0)
+    q, k, v = tensors(torch.float64, batch=1, rows=50, keys=50)
+    bias = torch.randn(50, dtype=torch.float64, requires_grad=True)
+    visible = torch.rand(1, 4, 50, 50) > 0.4
+    visible[..., 7, :] = False
+    cu = torch.tensor([0, 50] if layout == "bhsd" else [0, 18, 50])
+    if layout == "thd":
+        document = torch.arange(50) >= 18
+        visible[:] = visible[:, :1] & (document[:, None] == document)
+        mask = fa2_cpu.BlockMask.from_dense(visible[:, :1], 16)
+        packed = [x[0].transpose(0, 1) for x in (q, k, v)]
+        out = fa2.attention(*packed, layout="thd", cu_seqlens_q=cu, cu_seqlens_k=cu, block_mask=mask)[0]
+        out, term, leaves = out.transpose(0, 1)[None], None, [q, k, v]
+    else:
+        mask = fa2_cpu.BlockMask.from_dense(visible, 16)
+        term, leaves = lambda score, b, h, q_idx, kv_idx: score + bias[kv_idx], [q, k, v, bias]
+        out = fa2.flex_attention(q, k, v, term, mask, enable_gqa=True)
+    results = []
+    for y in (out, answer(q, k, v, term, visible, None)[0]):
+        first = torch.autograd.grad(y.sin().sum(), leaves, create_graph=True)
+        results.append(torch.autograd.grad(sum(x.square().sum() for x in first), leaves))
+    for x, y in zip(*results):
+        assert relative_l2(x, y) <= 1e-11
 
 
 def test_bias_of_n_squared_in_chunks(monkeypatch):

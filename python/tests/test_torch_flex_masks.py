@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 flex = pytest.importorskip("torch.nn.attention.flex_attention")
 
 import fa2_cpu.torch as fa2  # noqa: E402
-from fa2_cpu.torch._flex._block_lists import BlockLists, Lists, pack, unpack  # noqa: E402
+from fa2_cpu.torch._block_lists import BlockLists, Lists, pack, unpack  # noqa: E402
 from fa2_cpu.torch._flex._of_pytorch import lists_of  # noqa: E402
 from flex_examples import LENGTH, MASKS  # noqa: E402
 

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.autograd.profiler import record_function
 
 from fa2_cpu import _core
+from fa2_cpu.torch._block_lists import BlockLists
 from fa2_cpu.torch._tensors import FLOATS, descriptor
 
 _profiling = torch._C._autograd._profiler_enabled
 
 
-class AttentionOptions(NamedTuple):
-    """What fa2::attention and fa2::attention_backward take beside tensors, in their order."""
+class _Options(NamedTuple):
 
     layout: str = "bhsd"
     scale: Optional[float] = None
@@ -31,6 +31,19 @@ class AttentionOptions(NamedTuple):
     max_seqlen_q: int = 0
     max_seqlen_k: int = 0
     precision: str = "torch"
+
+
+class AttentionOptions(_Options):
+    """What fa2::attention and fa2::attention_backward take beside tensors, in their order; and a block mask, which these
+    operators do not take."""
+
+    block_mask: Optional[BlockLists] = None
+
+    def masked_by(self, lists: Optional[BlockLists]) -> AttentionOptions:
+        """The same under a block mask."""
+        result = AttentionOptions(*self)
+        result.block_mask = lists
+        return result
 
 
 # PyTorch's threads: they spin on the cores for milliseconds after each of its operators, where others
@@ -69,25 +82,9 @@ def _core_options(q, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, phil
     )  # fmt: skip
 
 
-class BlockMask(NamedTuple):
-    """fa2_cpu.BlockMask of CPU tensors, i32 and u8: rows of queries and of keys of a block, its lists and bits."""
-
-    block_q: int
-    block_k: int
-    kv_num_blocks: Tensor
-    kv_indices: Tensor
-    full_kv_num_blocks: Optional[Tensor] = None
-    full_kv_indices: Optional[Tensor] = None
-    bits: Optional[Tensor] = None  # [partial blocks, block_q * block_k / 8]
-
-    def descriptors(self) -> tuple:
-        """As the core takes it."""
-        return (self[0], self[1], *map(descriptor, self[2:]))
-
-
-def _block_mask(mask: Optional[BlockMask]) -> dict:
+def _block_mask(options: AttentionOptions) -> dict:
     """The core's keyword for a block mask, if there is one."""
-    return {} if mask is None else {"block_mask": mask.descriptors()}
+    return {} if options.block_mask is None else {"block_mask": options.block_mask.descriptors()}
 
 
 def empty_in_order(x: Tensor, shape: Sequence[int], layout: str) -> Tensor:
@@ -144,8 +141,7 @@ def named(name: str, function, *arguments, **keywords) -> None:
 
 
 def forward(
-    q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, options: AttentionOptions,
-    block_mask: Optional[BlockMask] = None,
+    q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, options: AttentionOptions
 ) -> tuple[Tensor, Tensor]:
     """(out, lse)."""
     out, lse = allocate_forward(q, v, options[0])
@@ -153,14 +149,14 @@ def forward(
         "fa2::attention", _core.attention_forward,
         *map(descriptor, (q, k, v, out, lse)),
         *_core_options(q, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, options),
-        **_block_mask(block_mask),
+        **_block_mask(options),
     )  # fmt: skip
     return out, lse
 
 
 def backward(
     dout, q, k, v, out, lse, dlse, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox,
-    options: AttentionOptions, wanted: Sequence[bool], block_mask: Optional[BlockMask] = None,
+    options: AttentionOptions, wanted: Sequence[bool],
 ) -> tuple[Optional[Tensor], ...]:  # fmt: skip
     """dq, dk, dv, dbias, dalibi_slopes, dsinks; None where not wanted."""
     grads = allocate_backward(q, k, v, bias, alibi_slopes, sinks, options[0], wanted)
@@ -171,7 +167,7 @@ def backward(
         "fa2::attention_backward", _core.attention_backward,
         *map(descriptor, (dout, q, k, v, out, lse, dlse)), None, *map(descriptor, outputs),
         *_core_options(q, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox, options),
-        **_block_mask(block_mask),
+        **_block_mask(options),
     )  # fmt: skip
     if outputs[3] is not None and outputs[3] is not grads[3]:
         grads[3].copy_(outputs[3])

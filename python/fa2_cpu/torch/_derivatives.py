@@ -67,7 +67,7 @@ def backward(
 ) -> tuple[Optional[Tensor], ...]:
     """Gradients of AttentionBackward's tensors in its order, differentiable where somebody may ask; None: not wanted."""
     wanted = tuple(wanted)
-    if traced(tensors):
+    if traced(tensors) and options.block_mask is None:
         grads = attention_backward_op(*tensors, *options, wanted)
     elif torch.is_grad_enabled() or transformed():
         grads = AttentionBackward.apply(*tensors, options, wanted)
@@ -310,9 +310,12 @@ attention_backward_op.register_autograd(_backward_op_backward, setup_context=_se
 
 
 def call(tensors: tuple[Optional[Tensor], ...], options: AttentionOptions) -> tuple[Tensor, Tensor]:
-    """(out, lse) of q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox; differentiable."""
+    """(out, lse) of q, k, v, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox; differentiable.
+
+    The operators of torch.library take no block mask; with one the functions here run as they are.
+    """
     if not unwatched(tensors):
-        if traced(tensors):
+        if traced(tensors) and options.block_mask is None:
             return torch.ops.fa2.attention(*tensors, *options)
         return TransformedAttention.apply(*tensors, options)
     if torch.is_grad_enabled():

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Optional
 import torch
 from torch import Tensor
 
+from fa2_cpu import BlockMask
 from fa2_cpu._options import fitting, number, window_pair
 from fa2_cpu.torch import _derivatives
+from fa2_cpu.torch._block_lists import BlockLists
 from fa2_cpu.torch._compute import AttentionOptions
 from fa2_cpu.torch._tensors import FLOATS, check_tensor
 
@@ -59,6 +61,7 @@ def attention(
     cu_seqlens_k: Optional[Tensor] = None,
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
+    block_mask: Optional[BlockMask] = None,
     precision: TorchPrecision = "torch",
 ) -> tuple[Tensor, Tensor]:
     """fa2_cpu.attention_forward as a differentiable PyTorch function.
@@ -72,6 +75,7 @@ def attention(
         "high"; for other dtypes "fast".
       philox: int64 [2], seed and offset; drawn from PyTorch's generator when dropout_p > 0 and none is
         given.
+      block_mask: also of tensors. Under torch.compile a call with one is a graph break.
       max_seqlen_q, max_seqlen_k: the extents by which dropout counts its random numbers (0: the
         longest sequence).
 
@@ -107,12 +111,20 @@ def attention(
         max_seqlen_q = fitting("max_seqlen_q", max_seqlen_q, 64)
         max_seqlen_k = fitting("max_seqlen_k", max_seqlen_k, 64)
     left, right = window
-    return _derivatives.call(
-        tensors,
-        AttentionOptions(
-            layout, scale, causal or "", left, right, softcap, dropout_p, max_seqlen_q, max_seqlen_k, precision
-        ),
+    options = AttentionOptions(
+        layout, scale, causal or "", left, right, softcap, dropout_p, max_seqlen_q, max_seqlen_k, precision
     )
+    return _derivatives.call(tensors, options) if block_mask is None else _masked(tensors, options, block_mask)
+
+
+@torch.compiler.disable
+def _masked(
+    tensors: tuple[Optional[Tensor], ...], options: AttentionOptions, block_mask: BlockMask
+) -> tuple[Tensor, Tensor]:
+    if not isinstance(block_mask, BlockMask):
+        raise TypeError(f"block_mask is of type {type(block_mask).__name__}; it must be a fa2_cpu.BlockMask")
+    keys = tensors[1].shape[{"bhsd": 2, "bshd": 1, "thd": 0}[options.layout]]
+    return _derivatives.call(tensors, options.masked_by(BlockLists.of(block_mask, keys)))
 
 
 def dense_attention(

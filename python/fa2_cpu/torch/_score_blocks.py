@@ -114,19 +114,26 @@ def add_part(total: Tensor, x: Tensor, block: Block) -> None:
     here.add_(x.sum(dims, keepdim=True) if dims else x)
 
 
+def _moved(x: slice, by: int) -> slice:
+    return slice(x.start + by, x.stop + by)
+
+
 class Scores:
     """Blocks of one sequence's scores, and what hides or drops elements of them."""
 
     def __init__(
         self, q: Tensor, k: Tensor, index: int, counted: tuple[int, int], options: AttentionOptions,
-        philox: Optional[Tensor],
+        philox: Optional[Tensor], origin: tuple[int, int] = (0, 0),
     ) -> None:  # fmt: skip
-        """q and k as Sequence gives them; index: that of the sequence; counted: extents()."""
+        """q and k as Sequence gives them; index: that of the sequence; counted: extents(); origin: the sequence's first
+        query and key among the packed ones."""
         self.batch, self.kv_heads, self.group, self.nq, _ = q.shape
         self.nk = k.shape[2]
         self._index = index
         self._max_q, self._max_k = counted
         self._options = options
+        self._lists = options.block_mask
+        self._origin = origin
         self._philox = None if philox is None else philox.tolist()
         shift = self.nk - self.nq
         self._diagonal = 0 if options.causal == "top_left" else shift
@@ -157,6 +164,9 @@ class Scores:
             end = min(i + step, self.nq)
             first = 0 if self._left is None else max(0, i + self._diagonal - self._left)
             last = self.nk if self._right is None else min(self.nk, end + self._diagonal + self._right)
+            if self._lists is not None:
+                span = self._lists.span(_moved(slice(i, end), self._origin[0]))
+                first, last = max(first, span.start - self._origin[1]), min(last, span.stop - self._origin[1])
             if first >= last:
                 first, last = 0, 1  # hidden from all: their rows may still have a sink
             if together:
@@ -168,7 +178,20 @@ class Scores:
         return keys - rows[:, None] - shift
 
     def hidden(self, block: Block) -> Optional[Tensor]:
-        """[rows, keys], True where causal or window hide a score; None where they hide none of the block."""
+        """True where causal, window or a block mask hide a score, [rows, keys] or of a block's five dimensions; None where
+        they hide none of the block."""
+        result = self._hidden_by_offset(block)
+        if self._lists is None:
+            return result
+        heads = slice(block.heads.start * self.group, block.heads.stop * self.group)
+        places = (_moved(x, by) for x, by in zip((block.rows, block.keys), self._origin))
+        hidden = ~self._lists.visible(block.batch, heads, *places)
+        groups = (1, 1) if hidden.shape[1] == 1 else (-1, self.group)
+        hidden = hidden.unflatten(1, groups)
+        return hidden if result is None else hidden | result
+
+    def _hidden_by_offset(self, block: Block) -> Optional[Tensor]:
+        """What causal and window hide, [rows, keys]."""
         first, last = block.rows.start + self._diagonal, block.rows.stop - 1 + self._diagonal
         right = self._right is not None and block.keys.stop - 1 > first + self._right
         left = self._left is not None and block.keys.start < last - self._left

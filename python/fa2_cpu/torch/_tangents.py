@@ -73,7 +73,8 @@ def tangents(
     counted = extents(every, x, options)
     for sequence in every:
         inputs = sequence.inputs(x)
-        scores = Scores(inputs[0], inputs[1], sequence.index, counted, options, others[2])
+        origin = (0, 0) if sequence.rows is None else (sequence.rows.start, sequence.keys.start)
+        scores = Scores(inputs[0], inputs[1], sequence.index, counted, options, others[2], origin)
         derivative = _Derivative(
             scores, options, dtype, inputs, sequence.inputs(direction), sequence.outputs(w),
             sequence.outputs(w_direction), sequence.outputs(y), sequence.inputs((*dx[:3], *sums)),

@@ -6,14 +6,15 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 import torch.nn.attention.flex_attention as pytorch
 from torch import Tensor
 
+from fa2_cpu import BlockMask
+from fa2_cpu.torch._block_lists import BlockLists
 from fa2_cpu.torch._flex import _by_blocks, _fused
-from fa2_cpu.torch._flex._block_lists import BlockLists
 from fa2_cpu.torch._flex._forms import Form, Unrecognised, form_of
 from fa2_cpu.torch._flex._graph import Graph, trace
 from fa2_cpu.torch._flex._of_pytorch import lists_of
@@ -31,7 +32,7 @@ def flex_attention(
     key: Tensor,
     value: Tensor,
     score_mod: Optional[Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]] = None,
-    block_mask: Optional[pytorch.BlockMask] = None,
+    block_mask: Union[pytorch.BlockMask, BlockMask, None] = None,
     scale: Optional[float] = None,
     enable_gqa: bool = False,
     return_lse: bool = False,
@@ -49,7 +50,7 @@ def flex_attention(
         to them (docs/flex_attention.md lists it); anything else runs block by block in PyTorch, and a warning says why.
         Tensors that it captures get their gradients.
       block_mask: of PyTorch's or fa2's create_block_mask, or of BlockMask.from_kv_blocks. Its mask_mod is evaluated
-        once, inside partial blocks, and kept with it.
+        once, inside partial blocks, and kept with it. Or a fa2_cpu.BlockMask, which has bits instead.
       scale: None is 1/√E.
       enable_gqa: Hq may be a multiple of Hkv.
       return_lse: also lse, [B, Hq, L] in f32 (f64 for f64).
@@ -84,7 +85,11 @@ def flex_attention(
     batch, heads = query.shape[:2]
     if key.shape[0] != batch:
         key, value = (x.expand(batch, *x.shape[1:]) for x in (key, value))
-    lists = None if _hides_nothing(block_mask) else lists_of(block_mask, batch, heads)
+    lists = None
+    if isinstance(block_mask, BlockMask):
+        lists = BlockLists.of(block_mask, key.shape[2])
+    elif not _hides_nothing(block_mask):
+        lists = lists_of(block_mask, batch, heads)
     scale = 1.0 / math.sqrt(max(1, query.shape[3])) if scale is None else float(scale)
     greatest = return_aux is not None and getattr(return_aux, "max_scores", False)
     with torch.autocast("cpu", enabled=False):
@@ -119,11 +124,12 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, block_ma
         raise ValueError(
             f"query has {heads} heads and key {kv[1]}; they must agree, or the first be a multiple with enable_gqa=True"
         )
-    if block_mask is None:
+    if block_mask is None or isinstance(block_mask, BlockMask):
         return
     if not isinstance(block_mask, pytorch.BlockMask):
         raise TypeError(
-            f"block_mask is of type {type(block_mask).__name__}; it must be a torch.nn.attention.flex_attention.BlockMask"
+            f"block_mask is of type {type(block_mask).__name__}; it must be a BlockMask of "
+            "torch.nn.attention.flex_attention or fa2_cpu"
         )
     if _hides_nothing(block_mask):
         return
@@ -137,7 +143,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, block_ma
             raise ValueError(f"block_mask is for {size} {name}; it must be for 1 or {wanted}, those of query")
 
 
-def _hides_nothing(block_mask: Optional[pytorch.BlockMask]) -> bool:
+def _hides_nothing(block_mask: Any) -> bool:
     return block_mask is None or (min(block_mask.BLOCK_SIZE) >= _LARGE and block_mask.mask_mod is pytorch.noop_mask)
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,9 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from fa2_cpu.torch import _compute
 from fa2_cpu.torch._compute import AttentionOptions
-from fa2_cpu.torch._flex._block_lists import BlockLists
 from fa2_cpu.torch._flex._graph import Node
-from fa2_cpu.torch._flex._masking import masked
 from fa2_cpu.torch._flex._terms import ranges, total
 
 # Elements of a bias at a time: 32 MiB of f32.
@@ -23,7 +21,6 @@ _ELEMENTS = 1 << 23
 class Call(NamedTuple):
     terms: tuple[Node, ...]  # whose sum is the bias
     captured: tuple[Node, ...]  # whose gradients are wanted
-    lists: Optional[BlockLists]
     options: AttentionOptions
 
 
@@ -35,9 +32,8 @@ class BiasChunks(torch.autograd.Function):
         out, lse = _compute.allocate_forward(q, v, "bhsd")
         for rows in _chunks(call, q, k):
             bias = _bias(call, q, k, rows, {})
-            bias, options = masked(call.options, bias, _part(call.lists, rows), q[:, :, rows], k)
             tensors = q[:, :, rows], k, v, bias, *(None,) * 5
-            out[:, :, rows], lse[:, :, rows] = _compute.forward(*tensors, options)
+            out[:, :, rows], lse[:, :, rows] = _compute.forward(*tensors, _options(call, rows))
         ctx.save_for_backward(q, k, v, out, lse, *captured)
         ctx.call = call
         ctx.set_materialize_grads(False)
@@ -60,15 +56,14 @@ class BiasChunks(torch.autograd.Function):
         for rows in _chunks(call, q, k):
             with torch.enable_grad(), torch.autocast("cpu", enabled=False):
                 bias = _bias(call, q, k, rows, {id(node): x for node, x in zip(call.captured, leaves)})
-            given, options = masked(call.options, bias.detach(), _part(call.lists, rows), q[:, :, rows], k)
             rest = [x if x is None else x[:, :, rows] for x in (out, lse, dlse)]
-            tensors = dout[:, :, rows], q[:, :, rows], k, v, *rest, given, *(None,) * 5
-            grads = _compute.backward(*tensors, options, wanted)
+            tensors = dout[:, :, rows], q[:, :, rows], k, v, *rest, bias.detach(), *(None,) * 5
+            grads = _compute.backward(*tensors, _options(call, rows), wanted)
             dq[:, :, rows] = grads[0]
             dk += grads[1]
             dv += grads[2]
             if leaves:
-                dbias = grads[3].sum_to_size(bias.shape)
+                dbias = grads[3]
                 for to, x in zip(sums, torch.autograd.grad(bias, leaves, dbias, allow_unused=True)):
                     if x is not None:
                         to += x
@@ -79,13 +74,15 @@ def _chunks(call: Call, q: Tensor, k: Tensor) -> list[slice]:
     """Queries whose bias exists together: whole blocks of the mask."""
     dims = frozenset().union(*(x.dims for x in call.terms))
     heads = (q.shape[0] if "b" in dims else 1) * (q.shape[1] if "h" in dims else 1)
-    block = 128 if call.lists is None else call.lists.block_q
+    lists = call.options.block_mask
+    block = 128 if lists is None else lists.block_q
     step = max(1, _ELEMENTS // max(1, heads * k.shape[2] * block)) * block
     return [slice(i, min(i + step, q.shape[2])) for i in range(0, q.shape[2], step)]
 
 
-def _part(lists: Optional[BlockLists], rows: slice) -> Optional[BlockLists]:
-    return None if lists is None else lists.part(rows)
+def _options(call: Call, rows: slice) -> AttentionOptions:
+    lists = call.options.block_mask
+    return call.options if lists is None else call.options.masked_by(lists.part(rows))
 
 
 def _bias(call: Call, q: Tensor, k: Tensor, rows: slice, captured: dict[int, Tensor]) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fa2_cpu.torch._compute import AttentionOptions, allocate_forward
-from fa2_cpu.torch._flex._block_lists import BlockLists
+from fa2_cpu.torch._block_lists import BlockLists
 from fa2_cpu.torch._flex._graph import PLACES, Graph, Node, evaluate
 from fa2_cpu.torch._flex._index_functions import over
 from fa2_cpu.torch._flex._terms import ranges
@@ -69,7 +69,7 @@ class _Blocks:
         self._q = self._grouped(q)
         self._k, self._v = k, v
         self._call, self._captured = call, captured
-        self._scores = Scores(self._q, k, 0, (0, 0), AttentionOptions(), None)
+        self._scores = Scores(self._q, k, 0, (0, 0), AttentionOptions().masked_by(call.lists), None)
         self._values = {}
         if captured is not None:
             self._values = {id(node): x for node, x in zip(call.captured, captured)}
@@ -83,15 +83,10 @@ class _Blocks:
         return x.reshape(x.shape[0] * x.shape[1], -1, x.shape[-1])
 
     def _each(self):
-        """Each block that some query sees, and the places of its queries in grouped tensors."""
-        if self._scores.nk == 0:
-            return
-        for batch, heads in self._scores.heads():
-            for block in self._scores.blocks(batch, heads):
-                if self._call.lists is not None:
-                    span = self._call.lists.span(block.rows)
-                    block = block._replace(keys=slice(span.start, min(span.stop, self._scores.nk)))
-                if block.keys.start < block.keys.stop:
+        """Each block, and the places of its queries in grouped tensors."""
+        if self._scores.nk:
+            for batch, heads in self._scores.heads():
+                for block in self._scores.blocks(batch, heads):
                     yield block, (block.batch, block.heads, slice(None), block.rows)
 
     def _modified(self, s: Tensor, block: Block) -> Tensor:
@@ -106,10 +101,9 @@ class _Blocks:
         return over(scalar, dims)(s, *where.values()).to(self._dtype)
 
     def _hidden(self, block: Block) -> Optional[Tensor]:
-        if self._call.lists is None:
-            return None
-        heads = slice(block.heads.start * self._group, block.heads.stop * self._group)
-        return ~self._call.lists.visible(block.batch, heads, block.rows, block.keys)
+        """Broadcastable to [batch, query heads, rows, keys]."""
+        hidden = self._scores.hidden(block)
+        return None if hidden is None else hidden.flatten(1, 2)
 
     def _products(self, block: Block, places) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q · scale, k and v of a block, and its scores [batch, query heads, rows, keys]."""

@@ -11,10 +11,9 @@ from torch import Tensor
 from fa2_cpu.torch import _derivatives
 from fa2_cpu.torch._compute import AttentionOptions
 from fa2_cpu.torch._flex import _bias_chunks
-from fa2_cpu.torch._flex._block_lists import BlockLists
+from fa2_cpu.torch._block_lists import BlockLists
 from fa2_cpu.torch._flex._forms import Form, Unrecognised, alibi_of, number
 from fa2_cpu.torch._flex._graph import Node
-from fa2_cpu.torch._flex._masking import masked
 from fa2_cpu.torch._flex._table import block_lists
 from fa2_cpu.torch._flex._terms import Ranges, captured_by, ranges, total, values, whole_table
 
@@ -30,7 +29,7 @@ def attention(
     if form.visible is not None:
         lists = _with_condition(lists, form.visible, sizes)
     rows, keyed = _split(form.terms, where)
-    options = AttentionOptions("bhsd", scale, softcap=form.softcap)
+    options = AttentionOptions("bhsd", scale, softcap=form.softcap).masked_by(lists)
 
     keyed, slopes, shift = _with_slopes(keyed, lists, sizes, where, dtype)
     bias = None
@@ -44,10 +43,9 @@ def attention(
         else:
             keyed = [x for x in form.terms if x not in rows]
             captured = captured_by(keyed)
-            call = _bias_chunks.Call(tuple(keyed), tuple(captured), lists, options)
+            call = _bias_chunks.Call(tuple(keyed), tuple(captured), options)
             out, lse = _bias_chunks.BiasChunks.apply(q, k, v, call, *(x.tensor for x in captured))
             return out, _with_rows(lse, rows, where, dtype)
-    bias, options = masked(options, bias, lists, q, k)
     out, lse = _derivatives.call((q, k, v, bias, slopes, None, None, None, None), options)
     if shift is not None:
         lse = lse + shift

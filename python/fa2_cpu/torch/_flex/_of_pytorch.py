@@ -9,7 +9,7 @@ import torch
 import torch.nn.attention.flex_attention as pytorch
 from torch import Tensor
 
-from fa2_cpu.torch._flex._block_lists import BlockLists, Lists, pack
+from fa2_cpu.torch._block_lists import BlockLists, Lists, pack
 from fa2_cpu.torch._flex._graph import Graph
 from fa2_cpu.torch._flex._index_functions import mask_of_blocks
 from fa2_cpu.torch._flex._table import block_lists, of_mask_mod

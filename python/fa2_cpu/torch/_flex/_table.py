@@ -9,7 +9,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from fa2_cpu.torch._flex._block_lists import BlockLists, lists_of_table, pack
+from fa2_cpu.torch._block_lists import BlockLists, lists_of_table, pack
 from fa2_cpu.torch._flex._index_functions import mask_of_ranges
 
 # Elements of the mask that exist at a time: 4 MiB of bool stay in the caches of the cores.

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from fa2_cpu import BlockMask
+from fa2_cpu.torch._tensors import descriptor
 
 
 def pack(mask: Tensor) -> Tensor:
@@ -17,6 +20,10 @@ def pack(mask: Tensor) -> Tensor:
 
 def unpack(bits: Tensor) -> Tensor:
     return torch.from_numpy(np.unpackbits(bits.contiguous().numpy(), axis=-1, bitorder="little")).bool()
+
+
+def _tensor(x: Any) -> Tensor:
+    return x if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
 
 
 class Lists(NamedTuple):
@@ -58,6 +65,28 @@ class BlockLists:
         self._tables: Optional[tuple[Tensor, Optional[Tensor]]] = None
         self._spans: Optional[tuple[Tensor, Tensor]] = None
         self._below: dict[int, bool] = {}
+        self._tensors: Optional[list[Optional[Tensor]]] = None
+
+    @classmethod
+    def of(cls, mask: BlockMask, keys: int) -> BlockLists:
+        """Those of a fa2_cpu.BlockMask of NumPy arrays or tensors, for so many keys."""
+        lists = [
+            None if count is None else Lists(_tensor(count), _tensor(index))
+            for count, index in (
+                (mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices),
+            )
+        ]  # fmt: skip
+        block_q, block_k = mask.block_size
+        bits = None if mask.bits is None else _tensor(mask.bits).view(-1, block_q, block_k // 8)
+        return cls(block_q, block_k, -(-keys // block_k), *lists, bits)
+
+    def descriptors(self) -> tuple[Any, ...]:
+        """The mask as the core takes it."""
+        if self._tensors is None:
+            lists = (*self.partial, *(self.full or (None, None)))
+            bits = None if self.bits is None else self.bits.flatten(1)
+            self._tensors = [None if x is None else x.contiguous() for x in (*lists, bits)]
+        return (self.block_q, self.block_k, *map(descriptor, self._tensors))
 
     def _numbers(self) -> tuple[Tensor, Optional[Tensor]]:
         """[.., rows, columns]: which partial block, counted from 1, and 0 where there is none; and whether it is full."""
