@@ -61,7 +61,7 @@ struct Settings {
 
 std::vector<AttentionCase> DefaultCases(int threads) {
   std::vector<AttentionCase> cases;
-  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+  for (const Pass pass : {Pass::kBackward, Pass::kForward}) {
     for (const DType dtype : {DType::kBF16, DType::kF32}) {
       for (const int64_t head_dim : {64, 128}) {
         for (int64_t length = 128; length <= 4096; length *= 2) {
