@@ -216,8 +216,9 @@ std::vector<float> CausalMask(int64_t queries, int64_t keys) {
 
 bool TrainingGraph::TakesCase(const AttentionCase& c) {
   return c.heads == c.kv_heads && c.dtype != DType::kF64 && c.window == 0 &&
-         c.packed.empty() && !c.bias && !c.mask && !c.dropout && !c.softcap &&
-         !c.alibi && !c.sinks && c.precision == Precision::kFast;
+         c.packed.empty() && !c.bias && !c.mask && c.blocks.empty() &&
+         !c.dropout && !c.softcap && !c.alibi && !c.sinks &&
+         c.precision == Precision::kFast;
 }
 
 TrainingGraph::TrainingGraph(const AttentionCase& c, Form form)
