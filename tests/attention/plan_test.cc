@@ -228,6 +228,56 @@ TEST_P(PlanTest, ForwardBlocks) {
   }
 }
 
+// Items are weighed by what block masks leave visible of them, each head by its
+// own lists, and no query sees more keys than the longest of these has.
+TEST_P(PlanTest, ByListedBlocks) {
+  constexpr int64_t kRows = 32;
+  Problem problem = ProblemOf({2, 4096, 4096, 64, false});
+  // Head 0: the first row sees three blocks, the last one a block. Head 1: each
+  // row sees the first block.
+  std::vector<int32_t> counts(2 * kRows), indices(2 * kRows * 3);
+  counts[0] = 3;
+  counts[kRows - 1] = 1;
+  indices[1] = 1;
+  indices[2] = 31;
+  std::fill(counts.begin() + kRows, counts.end(), 1);
+  BlockMask mask;
+  mask.kv_num_blocks =
+      Dense(static_cast<const void*>(counts.data()), DType::kI32, 1, 2, kRows);
+  mask.kv_indices = Dense(static_cast<const void*>(indices.data()), DType::kI32,
+                          1, 2, kRows, 3);
+  ASSERT_TRUE(problem.blocks.Set(&mask, {1, 2, 4096, 4096}).ok());
+  Sequence& s = problem.sequences[0];
+  s.pairs = problem.Pairs(s, {0, 2}, {0, 4096}, {0, 4096});
+  constexpr double kBlock = 128.0 * 128.0;
+  EXPECT_EQ(s.pairs, (4 + 32) * kBlock / 2);
+  EXPECT_EQ(problem.most_keys(), 3 * 128);
+  EXPECT_FALSE(problem.AnyListed(s, 0, {200, 300}, {0, 4096}));
+  EXPECT_FALSE(problem.AnyListed(s, 0, {256, 3900}));
+  EXPECT_TRUE(problem.AnyListed(s, 0, {3900, 4000}));
+  ForwardPlan forward;
+  PlanForward(problem, EngineOf(GetParam()), 2, &forward);
+  double of_heads[2] = {};
+  double before = forward.items[0].cost;
+  for (const ForwardItem& item : forward.items) {
+    EXPECT_LE(item.cost, before);
+    before = item.cost;
+    of_heads[item.queries.head] += item.cost;
+  }
+  EXPECT_EQ(of_heads[0], 4 * kBlock);
+  EXPECT_EQ(of_heads[1], 32 * kBlock);
+  BackwardPlan backward;
+  BackwardUse use;
+  use.threads = 2;
+  PlanBackward(problem, EngineOf(GetParam()), use, &backward);
+  of_heads[0] = of_heads[1] = 0.0;
+  for (const KeySplitTask& task : backward.tasks) {
+    of_heads[task.kv_heads.begin] += task.cost;
+  }
+  EXPECT_EQ(of_heads[0], 4 * kBlock);
+  EXPECT_EQ(of_heads[1], 32 * kBlock);
+}
+
 // Every head of every sequence is in one head batch, whose tasks or items are
 // its own; and what lies in a head batch's arrays does not overlap.
 TEST_P(PlanTest, HeadBatchesCoverTheProblem) {
