@@ -76,7 +76,7 @@ def test_score_mods(name, masked, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", ["identity", "sum", "square"])
+@pytest.mark.parametrize("name", ["identity", "sum", "square", "alibi learned"])
 def test_dtypes(dtype, name):
     torch.manual_seed(0)
     score_mod, captured, _ = score_mods(4, LENGTH, LENGTH)[name]

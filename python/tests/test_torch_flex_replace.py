@@ -36,6 +36,18 @@ def test_replaces_and_gives_back():
         flex_attention(q, q, q)
 
 
+def test_compiled_before():
+    """What was compiled before, as recipes do when they are imported, runs on fa2 while it is in place."""
+    compiled = torch.compile(flex_attention, backend="aot_eager")
+    q = torch.randn(1, 2, 64, 16, requires_grad=True)
+    with fa2.replace_flex_attention():
+        (gradient,) = torch.autograd.grad(compiled(q, q, q).sum(), q)
+    (expected,) = torch.autograd.grad(fa2.flex_attention(q, q, q).sum(), q)
+    assert torch.equal(gradient, expected)
+    with pytest.raises(Exception, match="CPU"):
+        compiled(q, q, q)
+
+
 def test_compiled():
     """A function that torch.compile compiled: the call breaks its graph, results and gradients are those of an eager one."""
     q, k = (torch.randn(1, 2, 64, 16, requires_grad=True) for _ in range(2))

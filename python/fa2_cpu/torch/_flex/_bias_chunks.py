@@ -14,8 +14,8 @@ from fa2_cpu.torch._compute import AttentionOptions
 from fa2_cpu.torch._flex._graph import Node
 from fa2_cpu.torch._flex._terms import ranges, total
 
-# Elements of a bias at a time: 32 MiB of f32.
-_ELEMENTS = 1 << 23
+# Elements of a bias at a time: 16 MiB of f32. A quarter and four times of it took up to a third more (N 4,096, 4 heads).
+_ELEMENTS = 1 << 22
 
 
 class Call(NamedTuple):
@@ -48,26 +48,31 @@ class BiasChunks(torch.autograd.Function):
             return (None,) * (4 + len(captured))
         dout = torch.zeros_like(out) if dout is None else dout
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-        dq = _compute.empty_in_order(q, q.shape, "bhsd")
-        dk, dv = (torch.zeros(x.shape, dtype=dtype, device="cpu") for x in (k, v))
+        wanted = [*ctx.needs_input_grad[:3], bool(captured), False, False]
+        dq = _compute.empty_in_order(q, q.shape, "bhsd") if wanted[0] else None
+        dk, dv = (
+            torch.zeros(x.shape, dtype=dtype, device="cpu") if want else None for x, want in zip((k, v), wanted[1:])
+        )
         leaves = [x.detach().requires_grad_() for x in captured]
         sums = [torch.zeros_like(x, dtype=dtype) for x in captured]
-        wanted = [True, True, True, bool(leaves), False, False]
         for rows in _chunks(call, q, k):
             with torch.enable_grad(), torch.autocast("cpu", enabled=False):
                 bias = _bias(call, q, k, rows, {id(node): x for node, x in zip(call.captured, leaves)})
             rest = [x if x is None else x[:, :, rows] for x in (out, lse, dlse)]
             tensors = dout[:, :, rows], q[:, :, rows], k, v, *rest, bias.detach(), *(None,) * 5
             grads = _compute.backward(*tensors, _options(call, rows), wanted)
-            dq[:, :, rows] = grads[0]
-            dk += grads[1]
-            dv += grads[2]
+            if dq is not None:
+                dq[:, :, rows] = grads[0]
+            for to, x in zip((dk, dv), grads[1:]):
+                if to is not None:
+                    to += x
             if leaves:
                 dbias = grads[3]
                 for to, x in zip(sums, torch.autograd.grad(bias, leaves, dbias, allow_unused=True)):
                     if x is not None:
                         to += x
-        return (dq, dk.to(k.dtype), dv.to(v.dtype), None, *(g.to(x.dtype) for g, x in zip(sums, captured)))
+        of_keys = (g if g is None else g.to(k.dtype) for g in (dk, dv))
+        return (dq, *of_keys, None, *(g.to(x.dtype) for g, x in zip(sums, captured)))
 
 
 def _chunks(call: Call, q: Tensor, k: Tensor) -> list[slice]:

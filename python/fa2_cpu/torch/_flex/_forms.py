@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fa2_cpu.torch._flex._graph import Graph, Node, evaluate
+from fa2_cpu.torch._flex._lines import line_of
 
 aten = torch.ops.aten
 
@@ -224,26 +225,6 @@ def _sum(terms: tuple[Node, ...]) -> Node:
     for x in terms[1:]:
         total = Node(aten.add.Tensor, (total, x))
     return total
-
-
-def line_of(node: Any) -> Optional[tuple[int, int, int]]:
-    """(a, b, c) of an integer a · q + b · k + c; None for everything else."""
-    if isinstance(node, int) and not isinstance(node, bool):
-        return 0, 0, node
-    if not isinstance(node, Node):
-        return None
-    if node.name in ("q", "k"):
-        return (1, 0, 0) if node.name == "q" else (0, 1, 0)
-    if node.packet not in ("add", "sub", "rsub", "neg", "_to_copy"):
-        return None
-    if node.packet in ("neg", "_to_copy"):
-        line = line_of(node.args[0])
-        return line if line is None or node.packet == "_to_copy" else tuple(-x for x in line)
-    lines = [line_of(x) for x in node.args[:2]]
-    if None in lines or node.kwargs.get("alpha", 1) != 1:
-        return None
-    signs = {"add": (1, 1), "sub": (1, -1), "rsub": (-1, 1)}[node.packet]
-    return tuple(signs[0] * x + signs[1] * y for x, y in zip(*lines))
 
 
 def alibi_of(term: Node) -> Optional[tuple[Any, bool]]:

@@ -10,7 +10,7 @@ import torch.nn.attention.flex_attention as pytorch
 from torch import Tensor
 
 from fa2_cpu.torch._block_lists import BlockLists, Lists, pack
-from fa2_cpu.torch._flex._graph import Graph
+from fa2_cpu.torch._flex._graph import PLACES, Graph
 from fa2_cpu.torch._flex._index_functions import mask_of_blocks
 from fa2_cpu.torch._flex._table import block_lists, of_mask_mod
 
@@ -62,8 +62,11 @@ def lists_of(mask: pytorch.BlockMask, batch: int, heads: int) -> BlockLists:
 
 
 def _dims(mask_mod: Any) -> frozenset[str]:
-    """Of b, h, q and k those that mask_mod reads."""
-    return Graph(mask_mod, None).output.dims
+    """Of b, h, q and k those that mask_mod reads; all where no graph tells."""
+    try:
+        return Graph(mask_mod, None).output.dims
+    except Exception:  # what is wrong with it shows when it is evaluated
+        return frozenset(PLACES)
 
 
 def _expanded(x: Tensor, sizes: list[int]) -> Tensor:

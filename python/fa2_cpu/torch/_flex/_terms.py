@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fa2_cpu.torch._flex._graph import PLACES, Node, evaluate
 from fa2_cpu.torch._flex._index_functions import over
+from fa2_cpu.torch._flex._lines import Diagonals, of_difference
 
 Ranges = dict[str, Tensor]  # of b, h, q and k
 
@@ -22,6 +23,16 @@ def ranges(batch: slice, heads: slice, rows: slice, keys: slice) -> Ranges:
 
 def values(node: Node, where: Ranges, captured: Optional[dict[int, Tensor]] = None) -> Tensor:
     """[B or 1, H or 1, Q or 1, K or 1]; a dimension is 1 unless the node depends on it."""
+    if not node.dims >= {"q", "k"} or not of_difference(node):
+        return _values(node, where, captured)
+    rows, keys = (where[name].shape[0] for name in ("q", "k"))
+    last = int(where["q"][-1]) - int(where["k"][0])  # the greatest q - k, at the lower left corner
+    differences = torch.arange(last, last - (rows + keys - 1), -1, device="cpu")
+    along = _values(node, {**where, "q": differences, "k": torch.zeros(1, dtype=torch.int64, device="cpu")}, captured)
+    return Diagonals.apply(along[..., 0], rows, keys)
+
+
+def _values(node: Node, where: Ranges, captured: Optional[dict[int, Tensor]]) -> Tensor:
     names = [name for name in PLACES if name in node.dims]
 
     def scalar(*places: Tensor) -> Tensor:
@@ -29,10 +40,7 @@ def values(node: Node, where: Ranges, captured: Optional[dict[int, Tensor]] = No
 
     dims = [tuple(0 if other == name else None for other in names) for name in reversed(names)]
     result = over(scalar, dims)(*(where[name] for name in names))
-    if not names and result.dim():
-        result = result.reshape(())
-    shape = [where[name].shape[0] if name in node.dims else 1 for name in PLACES]
-    return result.reshape(shape) if result.dim() != 4 else result
+    return result.reshape([where[name].shape[0] if name in node.dims else 1 for name in PLACES])
 
 
 def total(nodes: Sequence[Node], where: Ranges, dtype: torch.dtype, captured: Any = None) -> Tensor:
