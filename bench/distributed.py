@@ -245,7 +245,8 @@ def _one_row(arguments: argparse.Namespace, shape: Shape, method: str, one: Grou
         single, ranks = statistics.median(alone), arguments.processes
         # A rank has 1/n of the cores: its rate is taken as that part of the single process's.
         machine = Machine(shape.flops() / single / ranks, many.link["bandwidth"], many.link["latency"],
-                          many.link["byte_time"], many.link["touch_time"], 10 * many.link["latency"])  # fmt: skip
+                          many.link["byte_time"], many.link["touch_time"], 10 * many.link["latency"],
+                          max(1, len(os.sched_getaffinity(0)) // ranks))  # fmt: skip
         row |= dict(one=single, efficiency=single / row["many"], predicted=predict(shape, ranks, method, machine))
     if arguments.profile and method == "ring":
         # Of the rank that waits most. Ulysses computes nothing while its messages are under way.

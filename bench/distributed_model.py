@@ -25,6 +25,7 @@ class Machine(NamedTuple):
     byte_time: float  # processor seconds of a rank for a byte sent and one received
     touch_time: float  # seconds for a byte of a buffer that is new: the first write
     call_time: float  # seconds of a call beside the above: comparing arguments, starting
+    cores: int = 1  # of a rank
 
 
 def ring_bytes(shape: Shape, ranks: int) -> tuple[float, float]:
@@ -65,10 +66,11 @@ def predict(shape: Shape, ranks: int, method: str, machine: Machine) -> float:
     on_the_wire = sum(sent) / machine.bandwidth
     if method == "ulysses":
         return compute + touched + max(handling, on_the_wire) + 2 * (ranks - 1) * machine.latency + machine.call_time
-    # Of ring's steps the first computes what a rank has itself; the others' messages are under way meanwhile.
-    total = machine.call_time + touched
+    # Of ring's steps the first computes what a rank has itself; the others' messages are under way meanwhile. What they
+    # cost a processor falls on all cores of a rank, of which gloo's threads take some.
+    total = machine.call_time + touched / machine.cores
     for part, bytes_sent in zip((4 / 14, 10 / 14), sent):
-        busy = (compute * part + bytes_sent * machine.byte_time) / ranks
+        busy = (compute * part + bytes_sent * machine.byte_time / machine.cores) / ranks
         wire = bytes_sent / (ranks - 1) / machine.bandwidth + machine.latency
         total += busy + (ranks - 1) * max(busy, wire)
         if part > 0.5:

@@ -137,11 +137,12 @@ def trained(world, folder, implementation):
     handler = DeepSpeedSequenceParallelConfig(sp_seq_length_is_variable=True, sp_attn_implementation=implementation)
     arguments = transformers.TrainingArguments(
         output_dir=folder, per_device_train_batch_size=1, num_train_epochs=1, report_to=[], save_strategy="no",
-        optim="sgd", learning_rate=0.5, lr_scheduler_type="constant", max_grad_norm=0.0, disable_tqdm=True,
+        optim="sgd", learning_rate=0.5, lr_scheduler_type="constant", max_grad_norm=1.0, disable_tqdm=True,
         train_sampling_strategy="sequential",
         parallelism_config=ParallelismConfig(sp_backend="deepspeed", sp_size=world, sp_handler=handler),
         deepspeed=dict(
-            train_micro_batch_size_per_gpu=1, gradient_accumulation_steps=1, zero_optimization=dict(stage=0)
+            train_micro_batch_size_per_gpu=1, gradient_accumulation_steps=1, zero_optimization=dict(stage=0),
+            gradient_clipping=1.0,
         ),
     )  # fmt: skip
     model, texts = small_llama(implementation)
@@ -153,15 +154,19 @@ def trained(world, folder, implementation):
     return [x.detach() for x in model.parameters()]
 
 
-def trained_alone():
-    """Weights before and after the same steps in one process, without Trainer, DeepSpeed and fa2."""
+def trained_alone(world):
+    """Weights before and after the same steps in one process, without Trainer, DeepSpeed and fa2.
+
+    The ranks' loaders all give each text, and every rank's texts are trained on in turn: each text `world` times.
+    """
     model, texts = small_llama("sdpa")
     before = [x.detach().clone() for x in model.parameters()]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for x in texts:
+    for x in texts.repeat_interleave(world, 0):
         optimizer.zero_grad()
         logits = model(input_ids=x[None], use_cache=False).logits
         F.cross_entropy(logits[0, :-1], x[1:]).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     return before, [x.detach() for x in model.parameters()]
 
@@ -172,7 +177,7 @@ def trainer(rank, world, folder):
 
     import fa2_cpu.flash_attn
 
-    before, expected = trained_alone()
+    before, expected = trained_alone(world)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     fa2_cpu.flash_attn.install_as_flash_attn(metadata=True)
     return [
