@@ -49,7 +49,7 @@ def share(row, kind):
 
 
 def memory(row):
-    return "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e9:.2f}"
+    return "–" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e9:.2f}"
 
 
 def in_order(results):
