@@ -55,9 +55,9 @@ def create_block_mask(
       ([1, 1, 1, 1, 1, 1, 1, 1], [0, 1, 2, 3, 4, 5, 6, 7])
     """
     if torch.device(device or "cpu").type != "cpu" or others.get("compute_dq_write_order"):
-        return pytorch_create_block_mask(
-            mask_mod, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE, separate_full_blocks=separate_full_blocks, **others
-        )
+        if not separate_full_blocks:
+            others["separate_full_blocks"] = False
+        return pytorch_create_block_mask(mask_mod, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE, **others)
     B, H = (1 if x is None else x for x in (B, H))
     sizes = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
     for name, value in (("B", B), ("H", H), ("Q_LEN", Q_LEN), ("KV_LEN", KV_LEN), *(("BLOCK_SIZE", x) for x in sizes)):
