@@ -13,7 +13,7 @@ pip=("$venv/bin/pip" --disable-pip-version-check -q)
 
 # ${FA2_PYTHON_PACKAGES} is a list of words.
 # shellcheck disable=SC2086
-"${pip[@]}" install numpy ml_dtypes pytest pytest-xdist setuptools scikit-build-core nanobind ${FA2_PYTHON_PACKAGES:-}
+"${pip[@]}" install numpy ml_dtypes pytest pytest-xdist hypothesis setuptools scikit-build-core nanobind ${FA2_PYTHON_PACKAGES:-}
 if ! "$venv/bin/python" -c 'import torch' 2>/dev/null && ! "${pip[@]}" install torch; then
   printf '%s\n' "" "!!! PyTorch cannot be installed: NONE of fa2's PyTorch and flash-attn tests run !!!" "" >&2
   if [[ -n "${FA2_NEED_TORCH:-}" ]]; then exit 1; fi
