@@ -27,6 +27,8 @@ function(fa2_set_symbols library)
   if(type STREQUAL "SHARED_LIBRARY" AND NOT APPLE)
     target_link_options(${library} PRIVATE "LINKER:--version-script=${PROJECT_SOURCE_DIR}/src/fa2.version")
     set_property(TARGET ${library} APPEND PROPERTY LINK_DEPENDS ${PROJECT_SOURCE_DIR}/src/fa2.version)
+    # dlclose must not take oneTBB away from under its threads, which go on after the last call.
+    target_link_options(${library} PRIVATE LINKER:-z,nodelete)
   endif()
 endfunction()
 

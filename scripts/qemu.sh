@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Builds for another processor and runs the tests under qemu-user.
-#   scripts/qemu.sh [ARCH] [CMake arguments...]   ARCH, by Debian's name: arm64 (the default), armhf or ppc64el
+#   scripts/qemu.sh [ARCH] [CMake arguments...]   ARCH, by Debian's name: arm64 (the default), armhf, ppc64el or s390x
 # Nothing of the foreign architecture is installed on this machine: Highway, TBB and GoogleTest come as
 # Debian packages unpacked into the build folder.
 # (Debian 12 has no riscv64 packages, and Highway 1.0.3's RVV needs a newer compiler than its GCC 12.)
 # Environment: FA2_BUILD_DIR (default: build-qemu-ARCH), FA2_TESTS (a ctest -R pattern; default: all tests),
+# FA2_BUILD_TARGETS (what to build; default: all),
 # FA2_QEMU_CPU (qemu's -cpu; default: max, with every extension that qemu knows).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -16,7 +17,8 @@ case "$arch" in
   arm64) triplet=aarch64-linux-gnu qemu=qemu-aarch64 processor=aarch64 ;;
   armhf) triplet=arm-linux-gnueabihf qemu=qemu-arm processor=armv7l ;;
   ppc64el) triplet=powerpc64le-linux-gnu qemu=qemu-ppc64le processor=ppc64le ;;
-  *) echo "qemu.sh: unknown architecture '$arch': it must be arm64, armhf or ppc64el" >&2; exit 2 ;;
+  s390x) triplet=s390x-linux-gnu qemu=qemu-s390x processor=s390x ;;
+  *) echo "qemu.sh: unknown architecture '$arch': it must be arm64, armhf, ppc64el or s390x" >&2; exit 2 ;;
 esac
 build=${FA2_BUILD_DIR:-build-qemu-$arch}
 mkdir -p "$build"
@@ -61,6 +63,8 @@ TOOLCHAIN
 cmake -S . -B "$build" -G Ninja -DCMAKE_TOOLCHAIN_FILE="$build/toolchain.cmake" \
   -DCMAKE_BUILD_TYPE=Release -DFA2_BUILD_BENCHMARKS=OFF -DFA2_BUILD_EXAMPLES=OFF \
   -DFA2_STATIC_AND_SHARED=OFF "$@"
-cmake --build "$build"
+# ${FA2_BUILD_TARGETS} is a list of words.
+# shellcheck disable=SC2086
+cmake --build "$build" ${FA2_BUILD_TARGETS:+--target $FA2_BUILD_TARGETS}
 ctest --test-dir "$build" --output-on-failure --no-tests=error -j "$(nproc)" \
   ${FA2_TESTS:+-R "$FA2_TESTS"}

@@ -7,32 +7,16 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "tests/support/attention_case.h"
 #include "tests/support/attention_run.h"
 #include "tests/support/case_generator.h"
+#include "tests/support/output_hash.h"
 
 namespace fa2::test {
 namespace {
-
-// FNV-1a over the bits of every element; all NaNs are one value.
-uint64_t Hash(uint64_t hash, const ConstTensorView& view) {
-  if (!view.given()) return hash;
-  ForEachIndex({view.sizes[0], view.sizes[1], view.sizes[2], view.sizes[3]},
-               [&](const Sizes& index) {
-                 double value = Get(view, index);
-                 if (value != value) value = 0x1p1023;
-                 uint64_t bits;
-                 memcpy(&bits, &value, sizeof(bits));
-                 for (int i = 0; i < 64; i += 8) {
-                   hash = (hash ^ (bits >> i & 0xFF)) * 0x100000001B3;
-                 }
-               });
-  return hash;
-}
 
 void Print(const char* kind, const AttentionCase& c,
            const std::vector<Context*>& contexts) {
@@ -44,17 +28,9 @@ void Print(const char* kind, const AttentionCase& c,
     if (status.ok()) {
       status = AttentionBackward(BackwardArgs(c, inputs, o), context);
     }
-    uint64_t hash = 0xCBF29CE484222325;
-    hash = Hash(hash, o.out.view);
-    // What lies past a padded row's end is left as it was.
-    if (!c.padded_lse) hash = Hash(hash, o.lse.view);
-    for (const Tensor* t :
-         {&o.dq, &o.dk, &o.dv, &o.dbias, &o.dalibi, &o.dsinks}) {
-      hash = Hash(hash, t->view);
-    }
     char text[32];
     snprintf(text, sizeof(text), "%016llx",
-             static_cast<unsigned long long>(hash));
+             static_cast<unsigned long long>(HashOf(c, o)));
     line += status.ok() ? text : status.message();
     printf("%s %s\n", line.c_str(), Describe(c).c_str());
   }

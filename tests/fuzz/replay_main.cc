@@ -75,7 +75,9 @@ int main(int argc, char** argv) {
   uint64_t seed = 1;
   std::vector<Bytes> inputs;
   const std::filesystem::path self = argv[0];
-  g_crash_name = "crash-" + self.filename().string();
+  // Absolute: a target may enter a folder of its own.
+  g_crash_name =
+      std::filesystem::absolute("crash-" + self.filename().string()).string();
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (argument.rfind("--seconds=", 0) == 0) {

@@ -23,6 +23,9 @@ Command AddBench(CLI::App* app);
 Command AddCompare(CLI::App* app);
 Command AddInfo(CLI::App* app);
 
+// `fa2` with these arguments, argv[0] its name: the exit code. Throws nothing.
+int RunCommand(int argc, const char* const* argv);
+
 // Writes text to a file; throws verify::Error if it cannot.
 void WriteText(const std::string& path, const std::string& text);
 

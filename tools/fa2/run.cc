@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The arguments of `fa2` read, and the command that they name run.
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <vector>
+
+#include "src/verify/cases/error.h"
+#include "tools/fa2/command.h"
+
+namespace fa2::tool {
+
+void WriteText(const std::string& path, const std::string& text) {
+  std::ofstream stream(path, std::ios::binary);
+  stream << text;
+  stream.close();
+  if (!stream) throw verify::Error(path + ": the file cannot be written");
+}
+
+namespace {
+
+// The first line of a parser's message, so that an error is one line.
+std::string FirstLine(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+int RunCommand(int argc, const char* const* argv) {
+  CLI::App app("FlashAttention-2 on CPUs: check a kernel's gradients", "fa2");
+  app.set_version_flag("--version", FA2_VERSION);
+  app.require_subcommand(1);
+  std::vector<std::pair<CLI::App*, Command>> commands;
+  const auto add = [&](const char* name, const char* what, auto adder) {
+    CLI::App* command = app.add_subcommand(name, what);
+    commands.emplace_back(command, adder(command));
+  };
+  add("verify", "Judge a kernel's outputs and gradients", AddVerify);
+  add("gen", "Make a case to run a kernel on", AddGen);
+  add("bench", "Measure fa2's speed as a share of this machine's limits",
+      AddBench);
+  add("compare", "Whether one result of bench is slower than another",
+      AddCompare);
+  add("info", "What this machine computes with", AddInfo);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& success) {  // --help, --version
+    return app.exit(success);
+  } catch (const CLI::ParseError& error) {
+    fmt::print(stderr, "fa2: {}\n", FirstLine(error.what()));
+    return kUsage;
+  }
+  try {
+    for (const auto& [command, run] : commands) {
+      if (command->parsed()) return run();
+    }
+  } catch (const verify::Error& error) {
+    fmt::print(stderr, "fa2: {}\n", FirstLine(error.what()));
+    return kUsage;
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "fa2: there is not enough memory\n");
+    return kUsage;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "fa2: {}\n", FirstLine(error.what()));
+    return kUsage;
+  }
+  return kGood;
+}
+
+}  // namespace fa2::tool
