@@ -38,8 +38,8 @@ asan command 1"
   echo
 } >"$report"
 
-# Merging takes the last sixth.
-fuzz_seconds=$((seconds * 5 / 6 - 15))
+# Merging takes the last fifth.
+fuzz_seconds=$((seconds * 4 / 5 - 15))
 pids=()
 while read -r kind target share; do
   program=$here/bin/$kind/${target}_fuzz
@@ -50,12 +50,13 @@ while read -r kind target share; do
   options=(-fork="$processes" -max_total_time="$fuzz_seconds" -max_len=400 -timeout=120 -rss_limit_mb=6000
            -ignore_crashes=1 -ignore_timeouts=1 -ignore_ooms=1 -artifact_prefix="$work/findings/$name-")
   if [[ $target == safetensors ]]; then options+=(-max_len=2000 -dict="$here/safetensors.dict"); fi
-  nice -n 5 timeout -k 5 $((fuzz_seconds + 45)) "$program" "${options[@]}" "$work/corpus/$name" "$here/corpus/$target" \
+  nice -n 5 timeout -k 5 $((fuzz_seconds + 30)) "$program" "${options[@]}" "$work/corpus/$name" "$here/corpus/$target" \
     >"$work/logs/$name.log" 2>&1 </dev/null &
   pids+=($!)
 done <<<"$shares"
 
-timeout -k 5 $((seconds - 20)) "$here/bin/soak" --seconds=$((seconds * 3 / 4)) >"$work/logs/soak.log" 2>&1 &
+# The fuzz targets are its load.
+timeout -k 5 $((seconds - 20)) "$here/bin/soak" --no-load --seconds=$((seconds * 3 / 4)) >"$work/logs/soak.log" 2>&1 &
 soak=$!
 timeout -k 5 $((seconds - 20)) "$here/bin/limits_test" >"$work/logs/limits.log" 2>&1 &
 limits=$!
@@ -82,6 +83,7 @@ if [[ $found -gt 0 ]]; then
 fi
 
 # The smallest sets with the same coverage.
+merge_seconds=$(($(left) > 35 ? $(left) - 15 : 20))
 pids=()
 while read -r kind target share; do
   name=$kind-$target program=$here/bin/$kind/${target}_fuzz
@@ -89,7 +91,7 @@ while read -r kind target share; do
   mkdir -p "$work/merged/$target"
   sources=("$here/corpus/$target" "$work/corpus/$name")
   if [[ -d $work/corpus/asan-$target ]]; then sources+=("$work/corpus/asan-$target"); fi
-  timeout -k 5 $(($(left) - 15)) "$program" -merge=1 -max_len=2000 -timeout=120 "$work/merged/$target" "${sources[@]}" \
+  timeout -k 5 "$merge_seconds" "$program" -merge=1 -max_len=2000 -timeout=120 "$work/merged/$target" "${sources[@]}" \
     >"$work/logs/merge-$target.log" 2>&1 </dev/null &
   pids+=($!)
 done <<<"$shares"

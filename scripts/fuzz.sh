@@ -93,7 +93,7 @@ for target in "${targets[@]}"; do
     exit 1
   fi
   grep -E '^#[0-9]+: cov' "$log" | tail -n 1 |
-    awk -v t="$target" '{ sub(":", "", $1); sub("#", "", $1); print t ": " $1 " executions, " $3 " edges, " $7 " inputs, " $NF }'
+    awk -v t="$target" '{ sub(":", "", $1); sub("#", "", $1); print t ": " $1 " executions, " $3 " edges, " $7 " inputs" }'
   if [[ -n $merge ]]; then
     smallest=$(mktemp -d)
     "$build/tests/fuzz/${target}_fuzz" "${options[@]}" -merge=1 "$smallest" "$corpora/$target" "$work" >>"$log" 2>&1

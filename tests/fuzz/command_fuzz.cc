@@ -239,6 +239,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     line += " '" + word + "'";
   }
   int code;
+  std::fflush(stdout);
   {
     const Redirected out(STDOUT_FILENO, "/dev/null");
     const Redirected error(STDERR_FILENO, folder.Path("stderr"));

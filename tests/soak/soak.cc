@@ -3,7 +3,8 @@
 // The same calls again and again, under load: on every engine, every pool and
 // from 1 to 32 threads, all options. The bits must be those of the first time,
 // on one thread without load.
-//   soak [--repeats=500] [--threads=32] [--seconds=0]   0: no limit
+//   soak [--repeats=500] [--threads=32] [--seconds=0] [--no-load]
+// --seconds ends it sooner; --no-load is for a machine that has its load.
 // Prints a line for each engine and returns 1 where a result differed.
 #include <dlfcn.h>
 
@@ -27,6 +28,7 @@ struct Arguments {
   int repeats = 500;
   int threads = 32;
   double seconds = 0.0;
+  bool load = true;
 };
 
 struct Work {
@@ -109,7 +111,9 @@ int Run(const Arguments& a) {
     }
     engines.push_back(std::move(engine));
   }
-  const Load load;
+  const std::unique_ptr<Load> load =
+      a.load ? std::make_unique<Load>() : nullptr;
+  const size_t processes = load == nullptr ? 0 : load->processes();
   const auto begin = std::chrono::steady_clock::now();
   int repeats = 0;
   for (; repeats < a.repeats; ++repeats) {
@@ -140,7 +144,7 @@ int Run(const Arguments& a) {
         "%s: %d repeats of %zu cases on %zu pools, 1 to %d threads, "
         "beside %zu processes: %lld calls, %lld with other bits\n",
         engine.name.c_str(), repeats, work.size(), pools.size(), a.threads,
-        load.processes(), static_cast<long long>(engine.calls),
+        processes, static_cast<long long>(engine.calls),
         static_cast<long long>(engine.different));
     good &= engine.different == 0;
   }
@@ -161,8 +165,12 @@ int main(int argc, char** argv) {
       arguments.threads = std::stoi(value);
     } else if (word.rfind("--seconds=", 0) == 0) {
       arguments.seconds = std::stod(value);
+    } else if (word == "--no-load") {
+      arguments.load = false;
     } else {
-      std::fprintf(stderr, "soak [--repeats=N] [--threads=N] [--seconds=N]\n");
+      std::fprintf(stderr,
+                   "soak [--repeats=N] [--threads=N] [--seconds=N] "
+                   "[--no-load]\n");
       return 2;
     }
   }
