@@ -16,7 +16,7 @@ fa2::Allocator BufferArena::Allocator() {
 }
 
 void* BufferArena::Allocate(size_t bytes, size_t alignment) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<platform::ForkMutex> lock(mutex_);
   size_t gap_begin = 0;
   for (size_t i = 0; i <= used_.size(); ++i) {
     const size_t gap_end = i < used_.size() ? used_[i].begin : bytes_;
@@ -34,7 +34,7 @@ void* BufferArena::Allocate(size_t bytes, size_t alignment) {
 }
 
 void BufferArena::Release(void* memory) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<platform::ForkMutex> lock(mutex_);
   const size_t begin = reinterpret_cast<uintptr_t>(memory) - begin_;
   for (auto it = used_.begin(); it != used_.end(); ++it) {
     if (it->begin == begin) {

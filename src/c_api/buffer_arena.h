@@ -6,10 +6,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <vector>
 
 #include "fa2/context.h"
+#include "src/platform/fork_mutex.h"
 
 namespace fa2::c_api {
 
@@ -36,7 +36,7 @@ class BufferArena {
 
   const uintptr_t begin_;
   const size_t bytes_;
-  std::mutex mutex_;
+  platform::ForkMutex mutex_;
   std::vector<Block> used_;
 };
 

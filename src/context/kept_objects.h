@@ -11,6 +11,8 @@
 #include <mutex>
 #include <vector>
 
+#include "src/platform/fork_mutex.h"
+
 namespace fa2 {
 
 // As many objects of a type as calls have been at work with one at once.
@@ -23,7 +25,7 @@ class KeptObjects {
   // An object that no call uses, or a new one.
   template <class T>
   T* Take() {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<platform::ForkMutex> lock(mutex_);
     for (Slot& slot : slots_) {
       if (slot.type == &kType<T> && !slot.in_use) {
         slot.in_use = true;
@@ -35,7 +37,7 @@ class KeptObjects {
   }
 
   void GiveBack(const void* object) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<platform::ForkMutex> lock(mutex_);
     for (Slot& slot : slots_) {
       if (slot.object.get() == object) slot.in_use = false;
     }
@@ -50,7 +52,7 @@ class KeptObjects {
     bool in_use;
     std::shared_ptr<void> object;  // which knows how T is destroyed
   };
-  std::mutex mutex_;
+  platform::ForkMutex mutex_;
   std::vector<Slot> slots_;
 };
 

@@ -2,6 +2,7 @@
 #include "src/threading/workspace.h"
 
 #include <algorithm>
+#include <mutex>
 #include <string>
 
 #include "src/platform/pages.h"
@@ -40,7 +41,7 @@ WorkspacePool::~WorkspacePool() { Trim(); }
 Status WorkspacePool::Acquire(size_t bytes, Workspace* workspace) {
   workspace->Reset();
   const size_t wanted = AlignUp(std::max<size_t>(bytes, 1));
-  std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<platform::ForkMutex> lock(mutex_);
   // The smallest free buffer that is large enough.
   Buffer* best = nullptr;
   for (Buffer& buffer : buffers_) {
@@ -81,7 +82,7 @@ Status WorkspacePool::Acquire(size_t bytes, Workspace* workspace) {
 }
 
 void WorkspacePool::Trim() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<platform::ForkMutex> lock(mutex_);
   TrimLocked();
 }
 
@@ -97,24 +98,24 @@ void WorkspacePool::TrimLocked() {
 }
 
 void WorkspacePool::Release(std::byte* data) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<platform::ForkMutex> lock(mutex_);
   for (Buffer& buffer : buffers_) {
     if (buffer.data == data) buffer.in_use = false;
   }
 }
 
 size_t WorkspacePool::HeldBytes() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<platform::ForkMutex> lock(mutex_);
   return held_;
 }
 
 size_t WorkspacePool::PeakBytes() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<platform::ForkMutex> lock(mutex_);
   return peak_;
 }
 
 size_t WorkspacePool::Allocations() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<platform::ForkMutex> lock(mutex_);
   return allocations_;
 }
 

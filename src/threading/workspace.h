@@ -6,11 +6,11 @@
 #define FA2_SRC_THREADING_WORKSPACE_H_
 
 #include <cstddef>
-#include <mutex>
 #include <vector>
 
 #include "fa2/context.h"
 #include "fa2/status.h"
+#include "src/platform/fork_mutex.h"
 
 namespace fa2::threading {
 
@@ -76,7 +76,7 @@ class WorkspacePool {
 
   const Allocator allocator_;
   const size_t limit_;
-  mutable std::mutex mutex_;
+  mutable platform::ForkMutex mutex_;
   std::vector<Buffer> buffers_;
   size_t held_ = 0;
   size_t peak_ = 0;
