@@ -23,7 +23,10 @@ class RowArray {
         inner_(std::max<int64_t>(1, x.sizes[2])),
         middle_(std::max<int64_t>(1, x.sizes[1])) {
     const auto size = static_cast<int64_t>(SizeOf(x.dtype));
-    for (int d = 0; d < 3; ++d) strides_[d] = x.strides[d] * size;
+    // The stride of a dimension of one element may be any number.
+    for (int d = 0; d < 3; ++d) {
+      if (x.sizes[d] > 1) strides_[d] = x.strides[d] * size;
+    }
   }
 
   template <typename T>

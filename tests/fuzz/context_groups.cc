@@ -33,7 +33,9 @@ Context* Make(const std::string& target, const std::string& engine, int threads,
 }
 
 ContextGroup MakeGroup(const std::string& target, const std::string& engine) {
+  const bool vectors = target != "scalar" && target != "emu128";
   return {target + " " + engine,
+          vectors,
           Make(target, engine, 1, false),
           {Make(target, engine, 3, false), Make(target, engine, 16, false),
            Make(target, engine, 3, true)}};

@@ -312,6 +312,7 @@ TEST(Verify, FilesThatCannotBeRead) {
     EXPECT_TRUE(IsUsageError(result, "broken.safetensors")) << result.error;
   }
   EXPECT_TRUE(IsUsageError(Verify({TestPath("none")}), "none"));
+  EXPECT_TRUE(IsUsageError(Verify({"\nno\nne\r"}), " no ne "));
   const std::string folder = std::filesystem::path(path).parent_path().string();
   EXPECT_TRUE(IsUsageError(Verify({folder}), "read"));
 }

@@ -23,9 +23,13 @@ void WriteText(const std::string& path, const std::string& text) {
 
 namespace {
 
-// The first line of a parser's message, so that an error is one line.
-std::string FirstLine(const std::string& text) {
-  return text.substr(0, text.find('\n'));
+// An error is one line, whatever the names in it are: what is no character of
+// one is a space.
+std::string OneLine(std::string text) {
+  for (char& c : text) {
+    if (c >= 0 && c < ' ') c = ' ';
+  }
+  return text;
 }
 
 }  // namespace
@@ -51,7 +55,7 @@ int RunCommand(int argc, const char* const* argv) {
   } catch (const CLI::Success& success) {  // --help, --version
     return app.exit(success);
   } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "fa2: {}\n", FirstLine(error.what()));
+    fmt::print(stderr, "fa2: {}\n", OneLine(error.what()));
     return kUsage;
   }
   try {
@@ -59,13 +63,13 @@ int RunCommand(int argc, const char* const* argv) {
       if (command->parsed()) return run();
     }
   } catch (const verify::Error& error) {
-    fmt::print(stderr, "fa2: {}\n", FirstLine(error.what()));
+    fmt::print(stderr, "fa2: {}\n", OneLine(error.what()));
     return kUsage;
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "fa2: there is not enough memory\n");
     return kUsage;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "fa2: {}\n", FirstLine(error.what()));
+    fmt::print(stderr, "fa2: {}\n", OneLine(error.what()));
     return kUsage;
   }
   return kGood;

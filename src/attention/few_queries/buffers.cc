@@ -78,8 +78,11 @@ const simd::DirectView* RowViews::Of(const FewQueriesItem& item,
       const int64_t head = item.kv_head * problem_.group() + g;
       for (int64_t i = 0; i < s.nq(); ++i) {
         const int64_t row = g * s.nq() + i;
-        const uint64_t query = static_cast<uint64_t>(
-            (sequence * problem_.q_heads + head) * problem_.max_nq + i);
+        // max_nq may be any that the caller gives: modulo 2^64, as offsets are.
+        const uint64_t query =
+            static_cast<uint64_t>(sequence * problem_.q_heads + head) *
+                static_cast<uint64_t>(problem_.max_nq) +
+            static_cast<uint64_t>(i);
         uint8_t* const keep = keep_ + row * simd::kDirectKeys;
         staging_.keep_mask(options.dropout_p, options.philox_seed,
                            options.philox_offset +
