@@ -19,9 +19,9 @@ report=$out/report.txt
 left() { echo $((seconds - (SECONDS - start))); }
 
 # Of 32 processes; on other machines in proportion, one at least.
-shares="plain attention 16
-plain training_ops 3
-plain changed_call 5
+shares="plain attention 20
+plain training_ops 2
+plain changed_call 4
 plain safetensors 1
 plain command 1
 asan attention 2
