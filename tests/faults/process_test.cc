@@ -187,8 +187,10 @@ TEST(Process, EndsWhileThreadsCompute) {
       alarm(60);
       // On the default context, which is there as long as the process, and on
       // one of its own, that nobody destroys.
-      Context* const own = Make(3).release();
-      new Callers(n % 2 == 0 ? own : nullptr, 2);
+      static Context* const own = Make(3).release();
+      static Callers* const callers =
+          new Callers(n % 2 == 0 ? own : nullptr, 2);
+      (void)callers;
       std::this_thread::sleep_for(std::chrono::milliseconds(5 * (n % 4)));
       std::exit(0);  // destructors of static objects run beside the calls
     }
