@@ -16,7 +16,7 @@
 // The key blocks of a split add to a query block in order, which a semaphore
 // keeps, so that every sum has one order on any number of threads. Where many
 // query heads share the keys the loops differ: see LoopOrder.
-#include "src/attention/few_queries/backward.h"
+#include "src/attention/few_queries/few_backward.h"
 
 #include <algorithm>
 #include <cstring>
@@ -157,7 +157,9 @@ void ProcessPair(const BackwardState& call, WorkerBuffers& worker,
     block.add_to_dk = block.add_to_dv = *dkv.touched != 0;
     *dkv.touched = 1;
     if (call.buffers.small.wants_alibi()) {
-      block.alibi_gradient = &call.buffers.small.AlibiTerm(pair);
+      block.alibi_gradient = &call.buffers.small.AlibiTerm(
+          pair.queries.head,
+          call.plan.sequences[pair.keys.sequence].k_block + pair.keys.block);
     }
     worker.bias.Begin(rows, task, &block);
     call.engine.backward(block);
@@ -438,7 +440,9 @@ struct BackwardPass {
                        ProcessHeadBatch(call, batch, of_batch);
                      });
     call.buffers.bias_sums.Store();
-    call.buffers.small.Store();
+    call.buffers.small.Store([&call](int64_t sequence) {
+      return call.plan.sequences[sequence].keys.count();
+    });
     SpreadNonFinite(call, team);
   }
 };

@@ -162,7 +162,11 @@ BackwardBuffers::BackwardBuffers(const BackwardInputs& inputs,
       bias_tiles(in.problem, in.args.dbias.given(), in.targets, layout),
       alibi_reach(in.problem, in.row_kernels, layout),
       bias_sums(in, layout),
-      small(in, layout) {
+      small(in.args, in.problem,
+            PanelsBefore(in.plan.q_rows,
+                         static_cast<int64_t>(in.plan.sequences.size()),
+                         simd::kTileQueries),
+            in.plan.k_blocks, layout) {
   const BackwardPlan& plan = in.plan;
   const size_t q_heads = static_cast<size_t>(in.problem.q_heads);
   const size_t kv_heads = static_cast<size_t>(in.problem.kv_heads);

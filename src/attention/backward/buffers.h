@@ -13,11 +13,11 @@
 
 #include "src/attention/backward/bias_gradient.h"
 #include "src/attention/backward/dq_semaphore.h"
-#include "src/attention/backward/small_gradients.h"
 #include "src/attention/call/pass_call.h"
 #include "src/attention/scores/alibi_reach.h"
 #include "src/attention/scores/bias_tiles.h"
 #include "src/attention/scores/block_scores.h"
+#include "src/attention/scores/small_gradients.h"
 #include "src/attention/tensors/row_buffers.h"
 #include "src/threading/scratch_layout.h"
 #include "src/threading/wavefront.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/attention/backward/row_statistics.h"
 
-#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -23,25 +22,18 @@ void ForValues(const Problem& problem, const ConstTensorView& view,
   }
 }
 
+// A term for each panel of kTileQueries queries, whatever the sizes of blocks.
 template <typename T>
 void AddSinkTerms(const BackwardState& call, const BlockRows& queries,
                   const T* lse, const T* delta) {
-  float sink;
-  memcpy(&sink, At(call.problem.options.sinks, 0, queries.head, 0),
-         sizeof(sink));
-  const Sequence& sequence = call.problem.sequences[queries.sequence];
+  const int64_t panels =
+      PanelsBefore(call.plan.sequences[queries.sequence].q_row,
+                   queries.sequence, simd::kTileQueries);
   for (int64_t i = 0; i < queries.size(); ++i) {
     const int64_t query = queries.begin() + i;
-    const Interval keys = sequence.mask.Keys(query);
-    // A row that sees no key leaves all its probability to the sink, whatever
-    // its lse says.
-    const double p =
-        keys.empty() || !call.problem.AnyListed(sequence, queries.head,
-                                                {query, query + 1}, keys)
-            ? 1.0
-            : std::exp(static_cast<double>(sink) - static_cast<double>(lse[i]));
-    call.buffers.small.SinkTerm(queries.sequence, queries.head, query) -=
-        p * static_cast<double>(delta[i]);
+    call.buffers.small.AddToSink(
+        queries.sequence, queries.head, query, static_cast<double>(lse[i]),
+        static_cast<double>(delta[i]), panels + query / simd::kTileQueries);
   }
 }
 

@@ -8,7 +8,7 @@
 //                 S^T = K Q^T, running maximum m and sum l, P = exp(S - m),
 //                 O^T = O^T exp(m_old - m) + V^T P^T
 //   epilogue    O / l and lse = m + log l of the block, stored
-#include "src/attention/few_queries/forward.h"
+#include "src/attention/few_queries/few_forward.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The forward for few queries (flash-decoding).
-#ifndef FA2_SRC_ATTENTION_FEW_QUERIES_FORWARD_H_
-#define FA2_SRC_ATTENTION_FEW_QUERIES_FORWARD_H_
+#ifndef FA2_SRC_ATTENTION_FEW_QUERIES_FEW_FORWARD_H_
+#define FA2_SRC_ATTENTION_FEW_QUERIES_FEW_FORWARD_H_
 
 #include "fa2/attention.h"
 #include "src/attention/call/pass_call.h"
 #include "src/attention/few_queries/buffers.h"
 #include "src/attention/few_queries/plan.h"
+#include "src/attention/few_queries/row_views.h"
 
 namespace fa2::attention {
 
@@ -31,10 +32,9 @@ struct FewForwardWorker {
 
   RowViews views;
   FewForwardRows rows;  // of a sequence that is one part
+  KeyRuns k, v;
   simd::DirectRows q, products;
-  simd::DirectRows finite_v;  // of a run of keys with a NaN or an infinity
-  std::byte *gathered_q, *gathered_k, *gathered_v, *narrowed;
-  bool v_non_finite = false;  // some run had one
+  std::byte *gathered_q, *narrowed;
 };
 
 struct FewForwardBuffers {
@@ -68,4 +68,4 @@ struct FewQueriesForward {
 
 }  // namespace fa2::attention
 
-#endif  // FA2_SRC_ATTENTION_FEW_QUERIES_FORWARD_H_
+#endif  // FA2_SRC_ATTENTION_FEW_QUERIES_FEW_FORWARD_H_

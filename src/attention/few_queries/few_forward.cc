@@ -3,7 +3,7 @@
 // Forward for few queries. An item is a part of the keys of a kv head: the
 // queries that share the head are rows of one product with the keys as they
 // lie. What the parts found is merged in order.
-#include "src/attention/few_queries/forward.h"
+#include "src/attention/few_queries/few_forward.h"
 
 #include <algorithm>
 #include <cmath>
@@ -30,32 +30,21 @@ void AttendToPart(const FewForwardState& call, const FewQueriesItem& item,
     kernels.widen(ContiguousRows(problem.q, at, worker.gathered_q),
                   RowsFrom(worker.q, first, sizeof(T)));
   });
-  simd::DirectRows q = worker.q;
-  simd::DirectScores scores;
-  scores.products = worker.products;
-  scores.scale = problem.scale;
-  scores.softcap = problem.options.softcap;
-  q.rows = scores.products.rows = rows.out.rows;
+  const simd::DirectRows q = FirstRows(worker.q, rows.out.rows);
   std::fill_n(reinterpret_cast<T*>(rows.max), rows.out.rows,
               -std::numeric_limits<T>::infinity());
   std::fill_n(reinterpret_cast<T*>(rows.sum), rows.out.rows, T(0));
   std::fill_n(static_cast<T*>(rows.out.data), rows.out.rows * rows.out.stride,
               T(0));
   ForKeyRuns(item, [&](Interval keys) {
-    scores.views = worker.views.Of(item, keys);
+    const simd::DirectScores scores =
+        worker.views.Scores(item, keys, worker.products);
     if (scores.views == nullptr) return;
-    scores.keys = keys.size();
     const TensorRows at = KeyRowsOf(problem, item, keys);
-    kernels.multiply(q, ContiguousRows(problem.k, at, worker.gathered_k),
-                     scores.products);
+    kernels.multiply(q, worker.k.Read(at), scores.products);
     kernels.forward_scores(scores, rows.max, rows.sum, rows.out);
-    simd::Rows v = ContiguousRows(problem.v, at, worker.gathered_v);
-    if (kernels.widen_finite(v, worker.finite_v)) {
-      worker.v_non_finite = true;
-      v = {worker.finite_v.data, call.engine.accumulator,
-           worker.finite_v.stride, v.rows, v.depth};
-    }
-    kernels.combine(scores.products, v, rows.out);
+    kernels.combine(scores.products,
+                    worker.v.Finite(kernels, worker.v.Read(at)), rows.out);
   });
 }
 
@@ -118,32 +107,26 @@ void StoreItem(const FewForwardState& call, const FewQueriesItem& item,
 template <typename T>
 void ExecuteAs(FewForwardState& call, Team& team) {
   const FewQueriesPlan& plan = call.plan;
+  const FewForwardBuffers& buffers = call.buffers;
   const int64_t kv_heads = call.problem.kv_heads;
-  team.For(static_cast<int64_t>(plan.parts.size()) * kv_heads,
-           [&](int64_t index, int w) {
-             FewForwardWorker& worker = call.buffers.workers[w];
-             const FewQueriesItem item = {&plan.parts[index / kv_heads],
-                                          index % kv_heads};
-             const FewForwardRows rows = call.buffers.Rows(item, worker);
-             AttendToPart<T>(call, item, rows, worker);
-             if (item.part->partial < 0) StoreItem<T>(call, item, rows, worker);
-           });
-  const int64_t merged = static_cast<int64_t>(plan.merged.size());
-  if (merged > 0) {
-    team.For(merged * kv_heads, [&](int64_t index, int w) {
-      const FewForwardWorker& worker = call.buffers.workers[w];
-      const Interval parts = plan.merged[index / kv_heads];
-      FewQueriesItem item = {&plan.parts[parts.begin], index % kv_heads};
-      const FewForwardRows rows = call.buffers.Rows(item, worker);
-      for (int64_t p = parts.begin + 1; p < parts.end; ++p) {
-        Merge<T>(rows,
-                 call.buffers.Rows({&plan.parts[p], item.kv_head}, worker));
-      }
-      StoreItem<T>(call, item, rows, worker);
-    });
-  }
-  if (std::any_of(call.buffers.workers, call.buffers.workers + plan.workers,
-                  [](const FewForwardWorker& w) { return w.v_non_finite; })) {
+  ForItems(plan, kv_heads, team, [&](const FewQueriesItem& item, int w) {
+    FewForwardWorker& worker = buffers.workers[w];
+    const FewForwardRows rows = buffers.Rows(item, worker);
+    AttendToPart<T>(call, item, rows, worker);
+    if (item.whole()) StoreItem<T>(call, item, rows, worker);
+  });
+  MergeParts(
+      plan, kv_heads, team,
+      [&](const FewQueriesItem& first, const FewQueriesItem& part, int w) {
+        const FewForwardWorker& worker = buffers.workers[w];
+        Merge<T>(buffers.Rows(first, worker), buffers.Rows(part, worker));
+      },
+      [&](const FewQueriesItem& first, int w) {
+        const FewForwardWorker& worker = buffers.workers[w];
+        StoreItem<T>(call, first, buffers.Rows(first, worker), worker);
+      });
+  if (std::any_of(buffers.workers, buffers.workers + plan.workers,
+                  [](const FewForwardWorker& w) { return w.v.non_finite(); })) {
     SpreadFromKeys(call.problem, call.problem.v, call.args.out,
                    NonFinite::kIsAdded, team);
   }
@@ -168,35 +151,30 @@ FewForwardRows FewForwardRows::From(int64_t first, size_t element) const {
 FewForwardWorker::FewForwardWorker(const FewForwardInputs& in,
                                    threading::ScratchLayout* layout)
     : views(in.problem, in.staging, in.plan.most_rows, layout),
-      rows(in.plan.most_rows, in, layout) {
-  const Problem& problem = in.problem;
-  const DType wide = in.engine.accumulator;
-  q = TakeRows(in.plan.most_rows, problem.head_dim, wide, layout);
-  products = TakeRows(in.plan.most_rows, simd::kDirectKeys, wide, layout);
-  finite_v = TakeRows(simd::kDirectKeys, problem.value_dim, wide, layout);
-  gathered_q = layout->Take(GatheredBytes(problem.q, in.plan.most_rows));
-  gathered_k = layout->Take(GatheredBytes(problem.k, simd::kDirectKeys));
-  gathered_v = layout->Take(GatheredBytes(problem.v, simd::kDirectKeys));
-  narrowed = layout->Take(GatheredBytes(in.args.out, in.plan.most_rows));
-}
+      rows(in.plan.most_rows, in, layout),
+      k(in.problem.k, /*sums=*/false, in.engine.accumulator, layout),
+      v(in.problem.v, /*sums=*/true, in.engine.accumulator, layout),
+      q(TakeRows(in.plan.most_rows, in.problem.head_dim, in.engine.accumulator,
+                 layout)),
+      products(TakeRows(in.plan.most_rows, simd::kDirectKeys,
+                        in.engine.accumulator, layout)),
+      gathered_q(layout->Take(GatheredBytes(in.problem.q, in.plan.most_rows))),
+      narrowed(layout->Take(GatheredBytes(in.args.out, in.plan.most_rows))) {}
 
 FewForwardBuffers::FewForwardBuffers(const FewForwardInputs& inputs,
                                      threading::ScratchLayout* layout)
     : in(inputs),
       kernels(*simd::DirectKernelsFor(in.engine.accumulator, in.targets)),
       workers(layout->Construct<FewForwardWorker>(in.plan.workers, in)),
-      partials_(in.plan.partials * in.problem.kv_heads * in.plan.most_rows, in,
-                layout) {}
+      partials_(PartialRows(in.plan, in.problem.kv_heads), in, layout) {}
 
 FewForwardRows FewForwardBuffers::Rows(const FewQueriesItem& item,
                                        const FewForwardWorker& worker) const {
-  FewForwardRows rows = worker.rows;
-  if (item.part->partial >= 0) {
-    rows = partials_.From(
-        (item.part->partial * in.problem.kv_heads + item.kv_head) *
-            in.plan.most_rows,
-        in.element());
-  }
+  FewForwardRows rows =
+      item.whole()
+          ? worker.rows
+          : partials_.From(FirstPartialRow(in.plan, in.problem.kv_heads, item),
+                           in.element());
   rows.out.rows = RowsOf(in.problem, item);
   return rows;
 }

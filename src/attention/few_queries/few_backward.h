@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The backward for few queries.
-#ifndef FA2_SRC_ATTENTION_FEW_QUERIES_BACKWARD_H_
-#define FA2_SRC_ATTENTION_FEW_QUERIES_BACKWARD_H_
+#ifndef FA2_SRC_ATTENTION_FEW_QUERIES_FEW_BACKWARD_H_
+#define FA2_SRC_ATTENTION_FEW_QUERIES_FEW_BACKWARD_H_
 
 #include "fa2/attention.h"
 #include "src/attention/call/pass_call.h"
 #include "src/attention/few_queries/buffers.h"
 #include "src/attention/few_queries/plan.h"
+#include "src/attention/few_queries/row_views.h"
+#include "src/attention/scores/small_gradients.h"
 
 namespace fa2::attention {
 
@@ -31,13 +33,12 @@ struct FewBackwardWorker {
 
   RowViews views;
   FewOperand q, dout;
+  KeyRuns k, v;
   simd::DirectRows products, dp;
   simd::DirectRows dq;         // of a sequence that is one part
   simd::DirectRows gradients;  // dK or dV of a run of keys
-  simd::DirectRows finite_k;   // of a run of keys with a NaN or an infinity
   std::byte *lse, *delta;
-  std::byte *gathered_k, *gathered_v, *gathered_out, *narrowed;
-  bool k_non_finite = false;  // some run had one
+  std::byte *gathered_out, *narrowed;
 };
 
 struct FewBackwardBuffers {
@@ -49,6 +50,7 @@ struct FewBackwardBuffers {
                       const FewBackwardWorker& worker) const;
 
   const FewBackwardInputs& in;
+  SmallGradients small;  // a term a part of a slope, a sequence of a sink
   const simd::DirectKernels& kernels;
   FewBackwardWorker* workers;
 
@@ -62,7 +64,8 @@ struct FewQueriesBackward {
   using Args = AttentionBackwardArgs;
   using Plan = FewQueriesPlan;
   using State = FewBackwardState;
-  // Not where gradients of scores are wanted: these sum over queries and heads.
+  // Not where dbias sums over what it broadcasts, or gradients of scores are
+  // wanted that a softcap has not changed yet.
   static bool Takes(const Args& args, const Problem& problem,
                     const simd::Engine& engine);
   static void MakePlan(const Args& args, const Problem& problem,
@@ -72,4 +75,4 @@ struct FewQueriesBackward {
 
 }  // namespace fa2::attention
 
-#endif  // FA2_SRC_ATTENTION_FEW_QUERIES_BACKWARD_H_
+#endif  // FA2_SRC_ATTENTION_FEW_QUERIES_FEW_BACKWARD_H_

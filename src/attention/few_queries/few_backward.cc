@@ -3,10 +3,14 @@
 // Backward for few queries. An item is a part of the keys of a kv head: dK and
 // dV are sums over the few rows of queries that share the head, and are written
 // once; dQ of the parts is added in order.
-#include "src/attention/few_queries/backward.h"
+#include "src/attention/few_queries/few_backward.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstring>
+#include <iterator>
+#include <vector>
 
 #include "src/attention/scores/non_finite.h"
 #include "src/attention/tensors/row_buffers.h"
@@ -71,6 +75,15 @@ void PrepareStatistics(const FewBackwardState& call, const FewQueriesItem& item,
     for (int64_t r = 0; r < rows; ++r) delta[r] -= lse[r];
   }
   ReadStatistic(call.problem, item, args.lse, lse);
+  const SmallGradients& small = call.buffers.small;
+  if (!small.wants_sinks() || item.part->keys.begin > 0) return;
+  const int64_t sequence = item.part->sequence;
+  ForQueryRows(call.problem, item, [&](const TensorRows& at, int64_t first) {
+    for (int64_t i = 0; i < at.count; ++i) {
+      small.AddToSink(sequence, at.head, i, static_cast<double>(lse[first + i]),
+                      static_cast<double>(delta[first + i]), sequence);
+    }
+  });
 }
 
 // ---- Main loop.
@@ -90,6 +103,46 @@ void StoreKeyGradient(const FewBackwardState& call,
             {factor, nullptr}, to, worker.narrowed);
 }
 
+// Adds -dS distance to the terms of slopes.
+template <typename T>
+void AddToSlopes(const FewBackwardState& call, const FewQueriesItem& item,
+                 const simd::DirectScores& scores, const simd::DirectRows& ds) {
+  const int64_t part = item.part - call.plan.parts.data();
+  ForQueryRows(call.problem, item, [&](const TensorRows& at, int64_t first) {
+    double sum = 0.0;
+    for (int64_t r = first; r < first + at.count; ++r) {
+      const T* const row = static_cast<const T*>(ds.data) + r * ds.stride;
+      const double position = scores.views[r].position;
+      for (int64_t k = 0; k < scores.keys; ++k) {
+        sum -= static_cast<double>(row[k]) *
+               std::abs(position - static_cast<double>(k));
+      }
+    }
+    call.buffers.small.AlibiTerm(at.head, part) += sum;
+  });
+}
+
+// Stores dS of a run of keys, or zeros where no row sees any, as dbias.
+template <typename T>
+void StoreBiasGradient(const FewBackwardState& call, const FewQueriesItem& item,
+                       Interval keys, bool seen, const simd::DirectRows& ds,
+                       const FewBackwardWorker& worker) {
+  const bool add = call.args.accumulate_dbias;
+  if (!seen) {
+    if (add) return;
+    std::fill_n(static_cast<T*>(ds.data),
+                RowsOf(call.problem, item) * ds.stride, T(0));
+  }
+  TensorView run = call.args.dbias;
+  run.data = At(run, 0, 0, 0, keys.begin);
+  run.sizes[3] = keys.size();
+  ForQueryRows(call.problem, item, [&](TensorRows at, int64_t first) {
+    at.first = 0;
+    StoreRows(call.row_kernels, RowsFrom(ds, first, sizeof(T)).data, ds.stride,
+              {1.0, nullptr}, {run, at, add}, worker.narrowed);
+  });
+}
+
 template <typename T>
 void ProcessPart(const FewBackwardState& call, const FewQueriesItem& item,
                  const simd::DirectRows& dq, FewBackwardWorker& worker) {
@@ -100,50 +153,41 @@ void ProcessPart(const FewBackwardState& call, const FewQueriesItem& item,
   Widen(call, item, problem.q, &worker.q);
   Widen(call, item, args.dout, &worker.dout);
   PrepareStatistics<T>(call, item, worker);
-  const auto all = [rows](simd::DirectRows of) {
-    of.rows = rows;
-    return of;
-  };
-  const simd::DirectRows dp = all(worker.dp);
-  simd::DirectScores scores;
-  scores.products = all(worker.products);
-  scores.scale = problem.scale;
-  scores.softcap = problem.options.softcap;
   std::fill_n(static_cast<T*>(dq.data), rows * dq.stride, T(0));
   ForKeyRuns(item, [&](Interval keys) {
     const TensorRows at = KeyRowsOf(problem, item, keys);
-    scores.views = worker.views.Of(item, keys);
-    scores.keys = keys.size();
-    simd::DirectRows p = scores.products, ds = dp;
-    if (scores.views == nullptr) {
-      p.rows = ds.rows = 0;  // sums of nothing
-    } else {
-      simd::Rows k = ContiguousRows(problem.k, at, worker.gathered_k);
-      kernels.multiply(all(worker.q.rows), k, p);
-      kernels.multiply(all(worker.dout.rows),
-                       ContiguousRows(problem.v, at, worker.gathered_v), ds);
+    const simd::DirectScores scores =
+        worker.views.Scores(item, keys, worker.products);
+    // Without views sums of nothing.
+    const int64_t seeing = scores.views == nullptr ? 0 : rows;
+    const simd::DirectRows p = FirstRows(scores.products, seeing);
+    const simd::DirectRows ds = FirstRows(worker.dp, seeing);
+    if (seeing > 0) {
+      const simd::Rows k = worker.k.Read(at);
+      kernels.multiply(FirstRows(worker.q.rows, rows), k, p);
+      kernels.multiply(FirstRows(worker.dout.rows, rows), worker.v.Read(at),
+                       ds);
       kernels.backward_scores(scores, worker.lse, worker.delta,
                               problem.dropout_scale, ds);
       if (args.dq.given()) {
-        if (kernels.widen_finite(k, worker.finite_k)) {
-          worker.k_non_finite = true;
-          k = {worker.finite_k.data, call.engine.accumulator,
-               worker.finite_k.stride, k.rows, k.depth};
-        }
-        kernels.combine(ds, k, dq);
+        kernels.combine(ds, worker.k.Finite(kernels, k), dq);
       }
     }
-    const auto operand = [&p](simd::DirectRows of) {
-      of.rows = p.rows;
-      return of;
-    };
+    if (seeing > 0 && args.dalibi_slopes.given()) {
+      AddToSlopes<T>(call, item, scores, ds);
+    }
+    if (args.dbias.given()) {
+      StoreBiasGradient<T>(call, item, keys, seeing > 0, ds, worker);
+    }
     if (args.dv.given()) {
-      StoreKeyGradient(call, worker, p, operand(worker.dout.finite_rows), 1.0,
+      StoreKeyGradient(call, worker, p,
+                       FirstRows(worker.dout.finite_rows, seeing), 1.0,
                        {args.dv, at, args.accumulate_dv});
     }
     if (args.dk.given()) {
-      StoreKeyGradient(call, worker, ds, operand(worker.q.finite_rows),
-                       problem.scale, {args.dk, at, args.accumulate_dk});
+      StoreKeyGradient(call, worker, ds,
+                       FirstRows(worker.q.finite_rows, seeing), problem.scale,
+                       {args.dk, at, args.accumulate_dk});
     }
   });
 }
@@ -164,35 +208,28 @@ void StoreQueryGradient(const FewBackwardState& call,
 template <typename T>
 void ExecuteAs(FewBackwardState& call, Team& team) {
   const FewQueriesPlan& plan = call.plan;
-  const bool want_dq = call.args.dq.given();
+  const FewBackwardBuffers& buffers = call.buffers;
   const int64_t kv_heads = call.problem.kv_heads;
-  team.For(static_cast<int64_t>(plan.parts.size()) * kv_heads,
-           [&](int64_t index, int w) {
-             FewBackwardWorker& worker = call.buffers.workers[w];
-             const FewQueriesItem item = {&plan.parts[index / kv_heads],
-                                          index % kv_heads};
-             const simd::DirectRows dq = call.buffers.Dq(item, worker);
-             ProcessPart<T>(call, item, dq, worker);
-             if (want_dq && item.part->partial < 0) {
-               StoreQueryGradient(call, item, dq, worker);
-             }
-           });
-  const int64_t merged = static_cast<int64_t>(plan.merged.size());
-  if (want_dq && merged > 0) {
-    team.For(merged * kv_heads, [&](int64_t index, int w) {
-      const FewBackwardWorker& worker = call.buffers.workers[w];
-      const Interval parts = plan.merged[index / kv_heads];
-      const FewQueriesItem first = {&plan.parts[parts.begin], index % kv_heads};
-      const simd::DirectRows dq = call.buffers.Dq(first, worker);
-      for (int64_t p = parts.begin + 1; p < parts.end; ++p) {
-        call.row_kernels.add(
-            dq.data,
-            call.buffers.Dq({&plan.parts[p], first.kv_head}, worker).data,
-            dq.rows * dq.stride);
-      }
-      StoreQueryGradient(call, first, dq, worker);
-    });
-  }
+  const bool want_dq = call.args.dq.given();
+  ForItems(plan, kv_heads, team, [&](const FewQueriesItem& item, int w) {
+    FewBackwardWorker& worker = buffers.workers[w];
+    const simd::DirectRows dq = buffers.Dq(item, worker);
+    ProcessPart<T>(call, item, dq, worker);
+    if (want_dq && item.whole()) StoreQueryGradient(call, item, dq, worker);
+  });
+  if (!want_dq) return;
+  MergeParts(
+      plan, kv_heads, team,
+      [&](const FewQueriesItem& first, const FewQueriesItem& part, int w) {
+        const FewBackwardWorker& worker = buffers.workers[w];
+        const simd::DirectRows dq = buffers.Dq(first, worker);
+        call.row_kernels.add(dq.data, buffers.Dq(part, worker).data,
+                             dq.rows * dq.stride);
+      },
+      [&](const FewQueriesItem& first, int w) {
+        const FewBackwardWorker& worker = buffers.workers[w];
+        StoreQueryGradient(call, first, buffers.Dq(first, worker), worker);
+      });
 }
 
 // A non-finite row of Q or dO reaches the dK or dV of every key it sees, one of
@@ -203,7 +240,7 @@ void SpreadNonFinite(const FewBackwardState& call, Team& team) {
   for (int w = 0; w < call.plan.workers; ++w) {
     const FewBackwardWorker& worker = call.buffers.workers[w];
     q |= worker.q.non_finite;
-    k |= worker.k_non_finite;
+    k |= worker.k.non_finite();
     dout |= worker.dout.non_finite;
   }
   if (q && args.dk.given()) {
@@ -220,6 +257,14 @@ void SpreadNonFinite(const FewBackwardState& call, Team& team) {
   }
 }
 
+// Whether elements of dbias are sums of several of dS.
+bool SumsOverBroadcast(const TensorView& dbias, const Problem& problem) {
+  const std::array<int64_t, 4> all = {problem.q.sizes[0], problem.q_heads,
+                                      problem.q.sizes[2], problem.k.sizes[2]};
+  return dbias.given() &&
+         !std::equal(all.begin(), all.end(), std::begin(dbias.sizes));
+}
+
 }  // namespace
 
 FewOperand::FewOperand(int64_t count, const ConstTensorView& tensor,
@@ -234,7 +279,9 @@ FewBackwardWorker::FewBackwardWorker(const FewBackwardInputs& in,
                                      threading::ScratchLayout* layout)
     : views(in.problem, in.staging, in.plan.most_rows, layout),
       q(in.plan.most_rows, in.problem.q, in, layout),
-      dout(in.plan.most_rows, in.args.dout, in, layout) {
+      dout(in.plan.most_rows, in.args.dout, in, layout),
+      k(in.problem.k, /*sums=*/true, in.engine.accumulator, layout),
+      v(in.problem.v, /*sums=*/false, in.engine.accumulator, layout) {
   const Problem& problem = in.problem;
   const AttentionBackwardArgs& args = in.args;
   const DType wide = in.engine.accumulator;
@@ -245,11 +292,8 @@ FewBackwardWorker::FewBackwardWorker(const FewBackwardInputs& in,
   dq = TakeRows(rows, problem.head_dim, wide, layout);
   gradients = TakeRows(keys, std::max(problem.head_dim, problem.value_dim),
                        wide, layout);
-  finite_k = TakeRows(keys, problem.head_dim, wide, layout);
   lse = layout->Take(static_cast<size_t>(rows) * in.element());
   delta = layout->Take(static_cast<size_t>(rows) * in.element());
-  gathered_k = layout->Take(GatheredBytes(problem.k, keys));
-  gathered_v = layout->Take(GatheredBytes(problem.v, keys));
   gathered_out =
       layout->Take(args.out.given() ? GatheredBytes(args.out, rows) : 0);
   size_t bytes = 0;
@@ -258,35 +302,42 @@ FewBackwardWorker::FewBackwardWorker(const FewBackwardInputs& in,
       bytes = std::max(bytes, GatheredBytes(view, std::max(rows, keys)));
     }
   }
+  if (args.dbias.given()) {
+    ConstTensorView run = args.dbias;
+    run.sizes[3] = keys;
+    bytes = std::max(bytes, GatheredBytes(run, rows));
+  }
   narrowed = layout->Take(bytes);
 }
 
 FewBackwardBuffers::FewBackwardBuffers(const FewBackwardInputs& inputs,
                                        threading::ScratchLayout* layout)
     : in(inputs),
+      small(in.args, in.problem,
+            static_cast<int64_t>(in.problem.sequences.size()),
+            static_cast<int64_t>(in.plan.parts.size()), layout),
       kernels(*simd::DirectKernelsFor(in.engine.accumulator, in.targets)),
       workers(layout->Construct<FewBackwardWorker>(in.plan.workers, in)),
-      partials_(
-          TakeRows(in.plan.partials * in.problem.kv_heads * in.plan.most_rows,
-                   in.problem.head_dim, in.engine.accumulator, layout)) {}
+      partials_(TakeRows(PartialRows(in.plan, in.problem.kv_heads),
+                         in.problem.head_dim, in.engine.accumulator, layout)) {}
 
 simd::DirectRows FewBackwardBuffers::Dq(const FewQueriesItem& item,
                                         const FewBackwardWorker& worker) const {
-  simd::DirectRows rows = worker.dq;
-  if (item.part->partial >= 0) {
-    rows = RowsFrom(partials_,
-                    (item.part->partial * in.problem.kv_heads + item.kv_head) *
-                        in.plan.most_rows,
-                    in.element());
-  }
-  rows.rows = RowsOf(in.problem, item);
-  return rows;
+  const simd::DirectRows rows =
+      item.whole()
+          ? worker.dq
+          : RowsFrom(partials_,
+                     FirstPartialRow(in.plan, in.problem.kv_heads, item),
+                     in.element());
+  return FirstRows(rows, RowsOf(in.problem, item));
 }
 
 bool FewQueriesBackward::Takes(const Args& args, const Problem& problem,
                                const simd::Engine& engine) {
-  return !args.dbias.given() && !args.dalibi_slopes.given() &&
-         !args.dsinks.given() && HasFewQueries(problem, engine);
+  const bool scores = args.dbias.given() || args.dalibi_slopes.given();
+  if (scores && problem.options.softcap != 0.0) return false;
+  return !SumsOverBroadcast(args.dbias, problem) &&
+         HasFewQueries(problem, engine);
 }
 
 void FewQueriesBackward::MakePlan(const Args& /*args*/, const Problem& problem,
@@ -296,11 +347,22 @@ void FewQueriesBackward::MakePlan(const Args& /*args*/, const Problem& problem,
 }
 
 void FewQueriesBackward::Execute(State& call, Team& team) {
+  call.buffers.small.Clear();
   if (call.engine.accumulator == DType::kF64) {
     ExecuteAs<double>(call, team);
   } else {
     ExecuteAs<float>(call, team);
   }
+  // Parts are listed sequence by sequence.
+  const std::vector<KeyPart>& parts = call.plan.parts;
+  const auto first_of = [&parts](int64_t sequence) {
+    return std::partition_point(
+        parts.begin(), parts.end(),
+        [sequence](const KeyPart& p) { return p.sequence < sequence; });
+  };
+  call.buffers.small.Store([&](int64_t sequence) {
+    return first_of(sequence + 1) - first_of(sequence);
+  });
   SpreadNonFinite(call, team);
 }
 

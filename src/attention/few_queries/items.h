@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The items of few queries and how both passes go through them: each part of
+// the keys of a kv head, its runs of keys, and the merge of the parts.
+#ifndef FA2_SRC_ATTENTION_FEW_QUERIES_ITEMS_H_
+#define FA2_SRC_ATTENTION_FEW_QUERIES_ITEMS_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "src/attention/call/problem.h"
+#include "src/attention/few_queries/plan.h"
+#include "src/simd/direct/direct.h"
+#include "src/threading/team.h"
+
+namespace fa2::attention {
+
+// A part of the keys of a kv head, with the rows of queries that share it: row
+// g * Nq + i is query i of the group's query head g.
+struct FewQueriesItem {
+  const KeyPart* part = nullptr;
+  int64_t kv_head = 0;
+
+  // Whether the part is all that its rows see: nothing is to be merged.
+  bool whole() const { return part->partial < 0; }
+};
+
+// How many rows of queries an item has.
+inline int64_t RowsOf(const Problem& problem, const FewQueriesItem& item) {
+  return problem.sequences[item.part->sequence].nq() * problem.group();
+}
+
+// Rows of queries of an item, in the sequence's tensors: of each query head of
+// the group Nq rows. Calls take(rows in the tensor, first row of the item).
+template <class Take>
+void ForQueryRows(const Problem& problem, const FewQueriesItem& item,
+                  const Take& take) {
+  const Sequence& s = problem.sequences[item.part->sequence];
+  for (int64_t g = 0; g < problem.group(); ++g) {
+    take(TensorRows{s.batch, item.kv_head * problem.group() + g, s.q_begin,
+                    s.nq()},
+         g * s.nq());
+  }
+}
+
+// Rows of the item's keys in K or V.
+inline TensorRows KeyRowsOf(const Problem& problem, const FewQueriesItem& item,
+                            Interval keys) {
+  const Sequence& s = problem.sequences[item.part->sequence];
+  return {s.batch, item.kv_head, s.k_begin + keys.begin, keys.size()};
+}
+
+// Calls run(keys) for the runs of an item's keys.
+template <class Run>
+void ForKeyRuns(const FewQueriesItem& item, const Run& run) {
+  const Interval& keys = item.part->keys;
+  for (int64_t k = keys.begin; k < keys.end; k += simd::kDirectKeys) {
+    run(Interval{k, std::min(k + simd::kDirectKeys, keys.end)});
+  }
+}
+
+// Calls process(item, worker) for all items.
+template <class Process>
+void ForItems(const FewQueriesPlan& plan, int64_t kv_heads,
+              threading::Team& team, const Process& process) {
+  team.For(static_cast<int64_t>(plan.parts.size()) * kv_heads,
+           [&](int64_t index, int worker) {
+             process(FewQueriesItem{&plan.parts[index / kv_heads],
+                                    index % kv_heads},
+                     worker);
+           });
+}
+
+// For each head of the sequences that have several parts: join(first, part,
+// worker) in order for all parts but the first, then finish(first, worker).
+template <class Join, class Finish>
+void MergeParts(const FewQueriesPlan& plan, int64_t kv_heads,
+                threading::Team& team, const Join& join, const Finish& finish) {
+  team.For(static_cast<int64_t>(plan.merged.size()) * kv_heads,
+           [&](int64_t index, int worker) {
+             const Interval parts = plan.merged[index / kv_heads];
+             const int64_t kv_head = index % kv_heads;
+             const FewQueriesItem first = {&plan.parts[parts.begin], kv_head};
+             for (int64_t p = parts.begin + 1; p < parts.end; ++p) {
+               join(first, FewQueriesItem{&plan.parts[p], kv_head}, worker);
+             }
+             finish(first, worker);
+           });
+}
+
+}  // namespace fa2::attention
+
+#endif  // FA2_SRC_ATTENTION_FEW_QUERIES_ITEMS_H_

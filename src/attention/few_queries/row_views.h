@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// How the rows of queries of an item see a run of its keys.
+#ifndef FA2_SRC_ATTENTION_FEW_QUERIES_ROW_VIEWS_H_
+#define FA2_SRC_ATTENTION_FEW_QUERIES_ROW_VIEWS_H_
+
+#include <cstdint>
+
+#include "src/attention/call/problem.h"
+#include "src/attention/few_queries/items.h"
+#include "src/simd/direct/direct.h"
+#include "src/simd/rowwise/staging.h"
+#include "src/threading/scratch_layout.h"
+
+namespace fa2::attention {
+
+class RowViews {
+ public:
+  RowViews(const Problem& problem, const simd::StagingKernels& staging,
+           int64_t most_rows, threading::ScratchLayout* layout);
+
+  // What the scores of an item's rows against `keys`, at most kDirectKeys of
+  // the sequence, are made of, with `products` to be computed. No views where
+  // no row sees any of the keys.
+  simd::DirectScores Scores(const FewQueriesItem& item, Interval keys,
+                            simd::DirectRows products) const;
+
+ private:
+  // The rows' views, or nullptr.
+  const simd::DirectView* Views(const FewQueriesItem& item,
+                                Interval keys) const;
+  // Whether an array of bias shows any row a key.
+  bool BiasShows(const FewQueriesItem& item, Interval keys) const;
+
+  const Problem& problem_;
+  const simd::StagingKernels& staging_;
+  simd::DirectView* views_;
+  uint8_t* keep_ = nullptr;  // [row][key]
+};
+
+}  // namespace fa2::attention
+
+#endif  // FA2_SRC_ATTENTION_FEW_QUERIES_ROW_VIEWS_H_
