@@ -178,8 +178,9 @@ ContextInfo Context::Info() const {
   info.num_threads = impl_->pool().num_threads();
   info.pool = impl_->pool().name();
   info.target = simd::BestTargetName(targets);
-  info.engine = simd::ChooseEngine(targets, impl_->engine_cap(), DType::kBF16,
-                                   Precision::kFast, simd::kManyKeys)
+  info.engine = simd::ChooseEngine(targets, impl_->engine_cap(),
+                                   {DType::kBF16, Precision::kFast,
+                                    simd::kManyKeys, /*depth=*/64})
                     ->name;
   info.targets = simd::TargetNames(simd::AvailableTargets());
   info.engines = simd::EngineNames(targets);

@@ -35,6 +35,9 @@ bool TakesBf16Dot(int64_t targets, const EngineCap& cap) {
 // f32 on AMX is six products of terms, which have to be made first. With so few
 // keys a head is too short for that to pay, and lanes are faster.
 constexpr int64_t kFewKeysOfF32 = 100;
+// So they are with so shallow heads: a tile takes 32 elements of a row, half of
+// which are padding then, while the terms of P and dS cost what they always do.
+constexpr int64_t kShallowHeadOfF32 = 16;
 
 // Rates of AMX with several terms over F32Fma's, backward, one core of Emerald
 // Rapids: bf16 `exact` 2.2 to 3.5, f16 2.7, f32 `high` 2.7 to 2.95, f32 1.5.
@@ -65,22 +68,26 @@ std::vector<std::string> EngineNames(int64_t targets) {
   return names;
 }
 
-const Engine* ChooseEngine(int64_t targets, const EngineCap& cap, DType inputs,
-                           Precision precision, int64_t keys) {
+const Engine* ChooseEngine(int64_t targets, const EngineCap& cap,
+                           const EngineUse& use) {
+  const DType inputs = use.inputs;
   if (inputs == DType::kF64) return F64Engine(targets);
   const bool capped = cap.name == kF32 || cap.name == kBf16Dot;
   const bool lanes_are_faster =
-      cap.name.empty() && inputs == DType::kF32 && keys <= kFewKeysOfF32;
+      cap.name.empty() && inputs == DType::kF32 &&
+      (use.keys <= kFewKeysOfF32 || use.depth <= kShallowHeadOfF32);
   if (!capped && !lanes_are_faster && HasAmx(targets)) {
-    return AmxEngine(TermsFor(inputs, precision, keys));
+    return AmxEngine(TermsFor(inputs, use.precision, use.keys));
   }
   if (inputs != DType::kBF16 || !TakesBf16Dot(targets, cap)) {
     return F32Engine(targets);
   }
   // 1.25 times F32Fma's rate on Zen 5, 1.3 forward.
-  if (precision == Precision::kExact) return Bf16DotEngine(Bf16DotTerms::kAll);
-  return Bf16DotEngine(keys < kManyKeys ? Bf16DotTerms::kTwo
-                                        : Bf16DotTerms::kOne);
+  if (use.precision == Precision::kExact) {
+    return Bf16DotEngine(Bf16DotTerms::kAll);
+  }
+  return Bf16DotEngine(use.keys < kManyKeys ? Bf16DotTerms::kTwo
+                                            : Bf16DotTerms::kOne);
 }
 
 }  // namespace fa2::simd

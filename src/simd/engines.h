@@ -28,11 +28,18 @@ struct EngineCap {
 // default for bf16 first: some of "amx", "bf16dot", "f32".
 std::vector<std::string> EngineNames(int64_t targets);
 
-// The engine for inputs of this dtype at this precision, whose queries see up
-// to `keys` keys: f64 inputs always run in f64, the rest on the engine that the
-// cap names, else on the fastest.
-const Engine* ChooseEngine(int64_t targets, const EngineCap& cap, DType inputs,
-                           Precision precision, int64_t keys);
+// What a call asks of an engine.
+struct EngineUse {
+  DType inputs = DType::kF32;
+  Precision precision = Precision::kFast;
+  int64_t keys = 0;   // no query sees more
+  int64_t depth = 0;  // the greater of the head dims of Q and V
+};
+
+// The engine for a call: f64 inputs always run in f64, the rest on the engine
+// that the cap names, else on the fastest.
+const Engine* ChooseEngine(int64_t targets, const EngineCap& cap,
+                           const EngineUse& use);
 
 }  // namespace fa2::simd
 

@@ -5,6 +5,7 @@
 #ifndef FA2_SRC_ATTENTION_CALL_PASS_CALL_H_
 #define FA2_SRC_ATTENTION_CALL_PASS_CALL_H_
 
+#include <algorithm>
 #include <cstddef>
 
 #include "src/attention/call/problem.h"
@@ -97,9 +98,10 @@ class PassCall {
  private:
   Status Prepare(const Args& args, Context::Impl& impl) {
     FA2_RETURN_IF_ERROR(Pass::Check(args, &problem_));
-    engine_ =
-        simd::ChooseEngine(impl.targets(), impl.engine_cap(), args.q.dtype,
-                           args.options.precision, problem_.most_keys());
+    engine_ = simd::ChooseEngine(
+        impl.targets(), impl.engine_cap(),
+        {args.q.dtype, args.options.precision, problem_.most_keys(),
+         std::max(problem_.head_dim, problem_.value_dim)});
     const int threads = impl.pool().num_threads();
     few_queries_ = FewQueries::Takes(args, problem_, *engine_);
     if (few_queries_) {
