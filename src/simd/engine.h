@@ -84,7 +84,6 @@ struct ScoreOptions {
   // rowwise/staging.h; panels are Engine::query_panel wide and key_rows rows
   // high.
   const void* bias = nullptr;     // added; -inf masks
-  PrefetchRows bias_ahead;        // what will be staged next
   ScoreStream bias_stream;        // or this, if the engine takes it
   const void* dropout = nullptr;  // Z: 0 or 1 / (1 - p); see dropout_bits
   DropoutBlock dropout_stream;    // or this if p > 0, see streams_scores
@@ -115,6 +114,8 @@ struct Block {
   const TileState* tiles = nullptr;
   int64_t tile_stride = 0;
   ScoreOptions score;
+  // What is read after this block. Engines of lanes prefetch it meanwhile.
+  PrefetchList ahead;
   // Engine::backward_scratch_bytes or forward_scratch_bytes, 64-byte aligned,
   // private to the call.
   void* scratch = nullptr;

@@ -42,6 +42,17 @@ struct PrefetchRows {
   int64_t bytes = 0;  // of a row
 };
 
+// Several of them, of which a list takes so many.
+struct PrefetchList {
+  static constexpr int kMost = 8;
+  PrefetchRows rows[kMost];
+  int count = 0;
+
+  void Add(const PrefetchRows& more) {
+    if (more.rows > 0 && count < kMost) rows[count++] = more;
+  }
+};
+
 struct StagingKernels;
 
 // A block of such elements, for engines that take or give them as they come to

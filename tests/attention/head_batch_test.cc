@@ -68,6 +68,41 @@ TEST_F(AttentionHeadBatches, Packed) {
   }
 }
 
+// One block of keys, or of queries: those of the other side are packed in turn.
+TEST_F(AttentionHeadBatches, BlocksInTurn) {
+  for (const DType dtype : kTypes) {
+    for (const bool few_keys : {false, true}) {
+      AttentionCase c = Batch(dtype);
+      c.batch = 2;
+      c.kv_heads = few_keys ? 4 : 8;
+      c.nq = few_keys ? 300 : 29;
+      c.nk = few_keys ? 29 : 500;
+      Expect(c);
+      c.causal = Causal::kBottomRight;  // hides all keys from some queries
+      c.sinks = c.want_dsinks = true;
+      c.dropout_p = 0.2;
+      c.bias = dtype;
+      c.want_dbias = true;
+      c.accumulate_dq = c.accumulate_dv = true;
+      Expect(c);
+    }
+  }
+}
+
+// A bias of each head that sequences share, staged once by a worker.
+TEST_F(AttentionHeadBatches, SharedBias) {
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    AttentionCase c = Batch(dtype);
+    c.nq = c.nk = 137;
+    c.bias = dtype;
+    c.bias_broadcast = {true, false, false, false};
+    Expect(c);
+    c.bias_masked = 0.95;
+    c.bias_broadcast = {true, true, true, false};
+    Expect(c);
+  }
+}
+
 // What is summed over heads, sequences and keys, and what is read by them.
 TEST_F(AttentionHeadBatches, Options) {
   for (const DType dtype : {DType::kBF16, DType::kF32}) {

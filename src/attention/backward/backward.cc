@@ -16,8 +16,6 @@
 // The key blocks of a split add to a query block in order, which a semaphore
 // keeps, so that every sum has one order on any number of threads. Where many
 // query heads share the keys the loops differ: see LoopOrder.
-#include "src/attention/few_queries/few_backward.h"
-
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -25,6 +23,7 @@
 #include "src/attention/backward/buffers.h"
 #include "src/attention/backward/row_statistics.h"
 #include "src/attention/call/pass_call.h"
+#include "src/attention/few_queries/few_backward.h"
 #include "src/attention/schedule/block_pairs.h"
 #include "src/attention/schedule/head_batch_loop.h"
 #include "src/attention/scores/non_finite.h"
@@ -108,78 +107,6 @@ void PackKeys(const BackwardState& call, const WorkerBuffers& worker,
   call.engine.pack(Role::kScoreLeft, v, keys.padded, false, to.v_score);
 }
 
-// ---- Main loop: one block pair.
-
-// K as dQ takes it: without NaN and infinity.
-const std::byte* GradientKeys(const BackwardState& call,
-                              const WorkerBuffers& worker, const BlockId& id,
-                              const KeyOperands& packed) {
-  if (!call.engine.grad_left_is_score_left ||
-      call.buffers.KNonFinite(id) == 0) {
-    return packed.k_grad;
-  }
-  const BlockRows keys = call.plan.KeyRows(id);
-  call.engine.pack(
-      Role::kGradLeft,
-      worker.rows.Read(call.problem.k, KeyTensorRows(call.problem, keys)),
-      keys.padded, true, worker.k_finite);
-  return worker.k_finite;
-}
-
-// `next`: the pair after this one, or an empty one.
-void ProcessPair(const BackwardState& call, WorkerBuffers& worker,
-                 const KeySplitTask& task, const BlockPair& pair,
-                 const PairRows& next, DqSemaphore semaphore) {
-  const PairRows rows = call.plan.Rows(pair);
-  simd::BackwardBlock block;
-  const bool visible = worker.scores.Prepare(rows, next, &block);
-  if (visible) {
-    const QueryOperands q = worker.Queries(pair.queries);
-    const KeyOperands k = worker.Keys(pair.keys);
-    block.scratch = worker.engine_scratch;
-    block.k_score = k.k_score;
-    block.v_score = k.v_score;
-    block.k_grad = k.k_grad;
-    block.q_score = q.q_score;
-    block.q_grad = q.q_grad;
-    block.dout_score = q.dout_score;
-    block.dout_grad = q.dout_grad;
-    block.lse = q.lse;
-    block.delta = q.delta;
-    if (call.args.dq.given()) {
-      block.k_grad = GradientKeys(call, worker, pair.keys, k);
-      semaphore.Guard(worker.Dq(pair.queries, pair.key_split),
-                      !worker.bias.needs_semaphore(), &block);
-    }
-    const DkvAccum dkv = worker.Dkv(pair.keys, pair.dkv_partial);
-    if (call.args.dk.given()) block.dk = dkv.dk;
-    if (call.args.dv.given()) block.dv = dkv.dv;
-    block.add_to_dk = block.add_to_dv = *dkv.touched != 0;
-    *dkv.touched = 1;
-    if (call.buffers.small.wants_alibi()) {
-      block.alibi_gradient = &call.buffers.small.AlibiTerm(
-          pair.queries.head,
-          call.plan.sequences[pair.keys.sequence].k_block + pair.keys.block);
-    }
-    worker.bias.Begin(rows, task, &block);
-    call.engine.backward(block);
-  }
-  worker.bias.End(rows, task, pair.key_split, visible, &semaphore);
-}
-
-// All pairs of a list, as the steps of an item from `first_step` on.
-void ProcessPairs(const BackwardState& call, WorkerBuffers& worker,
-                  const KeySplitTask& task, const BlockPairs& pairs,
-                  Wavefront::Semaphore* semaphore, int64_t first_step) {
-  const int64_t count = pairs.size();
-  for (int64_t i = 0; i < count; ++i) {
-    const PairRows next =
-        i + 1 < count ? call.plan.Rows(pairs[i + 1]) : PairRows();
-    ProcessPair(call, worker, task, pairs[i], next,
-                DqSemaphore(semaphore, first_step + i));
-  }
-}
-
 // ---- Epilogue and reduction: sum the partials in order, scale, round, store.
 
 // Adds the second partial of dK and dV to the first, and leaves it empty.
@@ -240,7 +167,105 @@ void StoreQueryGradient(const BackwardState& call, const WorkerBuffers& worker,
                      call.args.accumulate_dq});
 }
 
+// ---- Main loop: one block pair.
+
+// K as dQ takes it: without NaN and infinity.
+const std::byte* GradientKeys(const BackwardState& call,
+                              const WorkerBuffers& worker, const BlockId& id,
+                              const KeyOperands& packed) {
+  if (!call.engine.grad_left_is_score_left ||
+      call.buffers.KNonFinite(id) == 0) {
+    return packed.k_grad;
+  }
+  const BlockRows keys = call.plan.KeyRows(id);
+  call.engine.pack(
+      Role::kGradLeft,
+      worker.rows.Read(call.problem.k, KeyTensorRows(call.problem, keys)),
+      keys.padded, true, worker.k_finite);
+  return worker.k_finite;
+}
+
+// `next`: the pair after this one, or an empty one.
+void ProcessPair(const BackwardState& call, WorkerBuffers& worker,
+                 const KeySplitTask& task, const BlockPair& pair,
+                 const PairRows& next, DqSemaphore semaphore) {
+  if (call.plan.queries_in_turn) PackQueries(call, worker, pair.queries);
+  const PairRows rows = call.plan.Rows(pair);
+  simd::BackwardBlock block;
+  const bool visible = worker.scores.Prepare(rows, next, &block);
+  if (visible) {
+    worker.ahead.TakeShare(&block.ahead);
+    const QueryOperands q = worker.Queries(pair.queries);
+    const KeyOperands k = worker.Keys(pair.keys);
+    block.scratch = worker.engine_scratch;
+    block.k_score = k.k_score;
+    block.v_score = k.v_score;
+    block.k_grad = k.k_grad;
+    block.q_score = q.q_score;
+    block.q_grad = q.q_grad;
+    block.dout_score = q.dout_score;
+    block.dout_grad = q.dout_grad;
+    block.lse = q.lse;
+    block.delta = q.delta;
+    if (call.args.dq.given()) {
+      block.k_grad = GradientKeys(call, worker, pair.keys, k);
+      semaphore.Guard(worker.Dq(pair.queries, pair.key_split),
+                      !worker.bias.needs_semaphore(), &block);
+    }
+    const DkvAccum dkv = worker.Dkv(pair.keys, pair.dkv_partial);
+    if (call.args.dk.given()) block.dk = dkv.dk;
+    if (call.args.dv.given()) block.dv = dkv.dv;
+    block.add_to_dk = block.add_to_dv = *dkv.touched != 0;
+    *dkv.touched = 1;
+    if (call.buffers.small.wants_alibi()) {
+      block.alibi_gradient = &call.buffers.small.AlibiTerm(
+          pair.queries.head,
+          call.plan.sequences[pair.keys.sequence].k_block + pair.keys.block);
+    }
+    worker.bias.Begin(rows, task, &block);
+    call.engine.backward(block);
+  }
+  worker.bias.End(rows, task, pair.key_split, visible, &semaphore);
+  if (call.plan.queries_in_turn && call.args.dq.given()) {
+    StoreQueryGradient(call, worker, pair.queries);
+  }
+}
+
+// All pairs of a list, as the steps of an item from `first_step` on.
+void ProcessPairs(const BackwardState& call, WorkerBuffers& worker,
+                  const KeySplitTask& task, const BlockPairs& pairs,
+                  Wavefront::Semaphore* semaphore, int64_t first_step) {
+  const int64_t count = pairs.size();
+  for (int64_t i = 0; i < count; ++i) {
+    const PairRows next =
+        i + 1 < count ? call.plan.Rows(pairs[i + 1]) : PairRows();
+    ProcessPair(call, worker, task, pairs[i], next,
+                DqSemaphore(semaphore, first_step + i));
+  }
+}
+
 // ---- Main loop: the orders.
+
+// What a worker alone reads after a key block: the next one's keys or, after
+// the last, the next head.
+void ReadAheadOfKeys(const BackwardState& call, WorkerBuffers& worker,
+                     const KeySplitTask& task, int64_t key_block) {
+  if (!worker.batch->alone) return;
+  const Problem& problem = call.problem;
+  const int64_t s = task.sequences.begin;
+  const BackwardSequence& sequence = call.plan.sequences[s];
+  worker.ahead.Begin(sequence.queries.count() * problem.group());
+  if (key_block + 1 == sequence.keys.count()) {
+    worker.ahead.AddHead(problem, worker.batch->next,
+                         {&problem.q, &call.args.dout, &call.args.out},
+                         {&problem.k, &problem.v}, call.plan.blocks.keys);
+    return;
+  }
+  const TensorRows next = KeyTensorRows(
+      problem, call.plan.KeyRows({s, task.kv_heads.begin, key_block + 1}));
+  worker.ahead.Add(problem.k, next);
+  worker.ahead.Add(problem.v, next);
+}
 
 // kKeyOuter, kKeyOuterGroupSplit: one key block of a task.
 void ProcessKeyBlock(const BackwardState& call, WorkerBuffers& worker,
@@ -258,6 +283,7 @@ void ProcessKeyBlock(const BackwardState& call, WorkerBuffers& worker,
   if (has_all_splits) {
     for_owned([&](const BlockId& id) { PackKeys(call, worker, id); });
   }
+  ReadAheadOfKeys(call, worker, task, key_block);
   int64_t step = 0;
   for (int64_t g = task.group_splits.begin; g < task.group_splits.end; ++g) {
     const BlockPairs pairs(call.plan, task, g, {key_block, key_block + 1});
@@ -367,6 +393,7 @@ void ForBlocks(const BackwardState& call, const BatchBuffers& batch, Team& team,
 
 void ProcessHeadBatch(const BackwardState& call, const BatchBuffers& batch,
                       Team& team) {
+  if (call.plan.queries_in_turn) return ProcessKeyOuter(call, batch, team);
   ForBlocks(
       call, batch, team,
       [&](WorkerBuffers& w, const BlockId& id) { PackQueries(call, w, id); },

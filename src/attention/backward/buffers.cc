@@ -36,7 +36,8 @@ BatchBuffers::BatchBuffers(const BackwardBuffers& call,
                            threading::ScratchLayout* layout) {
   const BackwardInputs& in = call.in;
   const auto& largest = in.plan.largest_batch;
-  const int64_t heads = largest.heads * in.problem.group();
+  const int64_t heads =
+      in.plan.queries_in_turn ? 1 : largest.heads * in.problem.group();
   const int64_t rows = largest.q_rows * heads;
   const int64_t d = in.problem.head_dim;
   const int64_t dv = in.problem.value_dim;
@@ -93,8 +94,11 @@ QueryOperands WorkerBuffers::Queries(const BlockId& queries) const {
   const BackwardSequence& s = in_.plan.sequences[queries.sequence];
   const int64_t head =
       queries.head - batch->heads->kv_heads.begin * in_.problem.group();
-  const int64_t row = head * in_.plan.largest_batch.q_rows + s.batch_q_row +
-                      s.queries.Block(queries.block).begin;
+  const int64_t row = in_.plan.queries_in_turn
+                          ? 0
+                          : head * in_.plan.largest_batch.q_rows +
+                                s.batch_q_row +
+                                s.queries.Block(queries.block).begin;
   const auto packed = [&](std::byte* base, simd::Role role, int64_t depth) {
     return base + in_.engine.packed_bytes(role, row, depth);
   };
@@ -132,9 +136,12 @@ DqAccum WorkerBuffers::Dq(const BlockId& queries, int64_t key_split) const {
   const BackwardSequence& s = in_.plan.sequences[queries.sequence];
   const int64_t head =
       queries.head - batch->heads->kv_heads.begin * in_.problem.group();
-  const int64_t row = head * in_.plan.largest_batch.dq_rows + s.batch_dq_row +
-                      key_split * s.queries.padded() +
-                      s.queries.Block(queries.block).begin;
+  const int64_t row = in_.plan.queries_in_turn
+                          ? 0
+                          : head * in_.plan.largest_batch.dq_rows +
+                                s.batch_dq_row +
+                                key_split * s.queries.padded() +
+                                s.queries.Block(queries.block).begin;
   return {
       batch->dq + in_.engine.query_accumulator_bytes(row, in_.problem.head_dim),
       call_.DqTouched(queries, key_split)};

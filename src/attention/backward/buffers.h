@@ -18,6 +18,7 @@
 #include "src/attention/scores/bias_tiles.h"
 #include "src/attention/scores/block_scores.h"
 #include "src/attention/scores/small_gradients.h"
+#include "src/attention/tensors/read_ahead.h"
 #include "src/attention/tensors/row_buffers.h"
 #include "src/threading/scratch_layout.h"
 #include "src/threading/wavefront.h"
@@ -59,6 +60,10 @@ struct BatchBuffers {
   BatchBuffers(const BackwardBuffers& call, threading::ScratchLayout* layout);
 
   const HeadBatch* heads = nullptr;  // under way
+  // What its worker comes to next, if it works alone and takes none from
+  // others.
+  const HeadBatch* next = nullptr;
+  bool alone = false;  // one worker's
   std::byte *q_score, *q_grad, *dout_score, *dout_grad;
   std::byte *lse, *delta;
   std::byte* dq;   // [head][key split][row]
@@ -80,6 +85,7 @@ class WorkerBuffers {
   BatchBuffers* batch = nullptr;
   BlockScores scores;
   RowBuffers rows;
+  ReadAhead ahead;
   BiasGradient bias;
   std::byte* engine_scratch;
   std::byte* k_finite;  // K of one key block without NaN and inf

@@ -163,8 +163,11 @@ void ProcessPart(const FewBackwardState& call, const FewQueriesItem& item,
     const simd::DirectRows p = FirstRows(scores.products, seeing);
     const simd::DirectRows ds = FirstRows(worker.dp, seeing);
     if (seeing > 0) {
+      const TensorRows next = NextRunOf(problem, item, keys, rows);
       const simd::Rows k = worker.k.Read(at);
+      worker.k.Prefetch(next);
       kernels.multiply(FirstRows(worker.q.rows, rows), k, p);
+      worker.v.Prefetch(next);
       kernels.multiply(FirstRows(worker.dout.rows, rows), worker.v.Read(at),
                        ds);
       kernels.backward_scores(scores, worker.lse, worker.delta,

@@ -41,8 +41,11 @@ void AttendToPart(const FewForwardState& call, const FewQueriesItem& item,
         worker.views.Scores(item, keys, worker.products);
     if (scores.views == nullptr) return;
     const TensorRows at = KeyRowsOf(problem, item, keys);
+    const TensorRows next = NextRunOf(problem, item, keys, q.rows);
+    worker.k.Prefetch(next);
     kernels.multiply(q, worker.k.Read(at), scores.products);
     kernels.forward_scores(scores, rows.max, rows.sum, rows.out);
+    worker.v.Prefetch(next);
     kernels.combine(scores.products,
                     worker.v.Finite(kernels, worker.v.Read(at)), rows.out);
   });

@@ -50,6 +50,17 @@ inline TensorRows KeyRowsOf(const Problem& problem, const FewQueriesItem& item,
   return {s.batch, item.kv_head, s.k_begin + keys.begin, keys.size()};
 }
 
+// Rows of keys of the run after `keys`, with `rows` rows of queries: none after
+// the last, or where so few rows meet a key that reading is all there is to do.
+inline TensorRows NextRunOf(const Problem& problem, const FewQueriesItem& item,
+                            Interval keys, int64_t rows) {
+  const Interval next = {
+      keys.end,
+      rows > 2 ? std::min(keys.end + simd::kDirectKeys, item.part->keys.end)
+               : keys.end};
+  return KeyRowsOf(problem, item, next);
+}
+
 // Calls run(keys) for the runs of an item's keys.
 template <class Run>
 void ForKeyRuns(const FewQueriesItem& item, const Run& run) {
@@ -63,12 +74,12 @@ void ForKeyRuns(const FewQueriesItem& item, const Run& run) {
 template <class Process>
 void ForItems(const FewQueriesPlan& plan, int64_t kv_heads,
               threading::Team& team, const Process& process) {
-  team.For(static_cast<int64_t>(plan.parts.size()) * kv_heads,
-           [&](int64_t index, int worker) {
-             process(FewQueriesItem{&plan.parts[index / kv_heads],
-                                    index % kv_heads},
-                     worker);
-           });
+  team.For(
+      static_cast<int64_t>(plan.parts.size()) * kv_heads,
+      [&](int64_t index, int worker) {
+        process(FewQueriesItem{&plan.parts[index / kv_heads], index % kv_heads},
+                worker);
+      });
 }
 
 // For each head of the sequences that have several parts: join(first, part,

@@ -19,6 +19,7 @@ ForwardBatch::ForwardBatch(const ForwardBuffers& call,
 }
 
 int64_t ForwardBatch::Row(const BlockId& keys) const {
+  if (in_.plan.keys_in_turn) return 0;
   const ForwardSequence& s = in_.plan.sequences[keys.sequence];
   return (keys.head - heads->kv_heads.begin) * in_.plan.largest_batch.k_rows +
          s.batch_k_row + s.keys.Block(keys.block).begin;
@@ -71,6 +72,11 @@ ForwardBuffers::ForwardBuffers(const ForwardInputs& inputs,
       in.plan.head_batches.in_flight(in.plan.workers), *this);
   workers_ = layout->Construct<ForwardWorker>(in.plan.workers, *this);
   AssignBatchScratch(in.plan.head_batches, batches_, in.plan.workers, workers_);
+}
+
+void ForwardBuffers::Clear() const {
+  std::fill_n(v_non_finite_, in.plan.k_blocks * in.problem.kv_heads,
+              uint8_t{0});
 }
 
 uint8_t& ForwardBuffers::VNonFinite(const BlockId& keys) const {

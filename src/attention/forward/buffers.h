@@ -14,6 +14,7 @@
 #include "src/attention/scores/alibi_reach.h"
 #include "src/attention/scores/bias_tiles.h"
 #include "src/attention/scores/block_scores.h"
+#include "src/attention/tensors/read_ahead.h"
 #include "src/attention/tensors/row_buffers.h"
 #include "src/threading/scratch_layout.h"
 
@@ -26,11 +27,15 @@ class ForwardBuffers;
 struct ForwardBatch {
   ForwardBatch(const ForwardBuffers& call, threading::ScratchLayout* layout);
 
-  // Packed K and V of a block.
+  // Packed K and V of a block; with keys in turn of the one under way.
   std::byte* K(const BlockId& keys) const;
   std::byte* V(const BlockId& keys) const;
 
   const HeadBatch* heads = nullptr;  // under way
+  // What its worker comes to next, if it works alone and takes none from
+  // others.
+  const HeadBatch* next = nullptr;
+  bool alone = false;  // one worker's
 
  private:
   int64_t Row(const BlockId& keys) const;
@@ -46,6 +51,7 @@ struct ForwardWorker {
   ForwardBatch* batch = nullptr;
   BlockScores scores;
   RowBuffers rows;
+  ReadAhead ahead;
   std::byte *q_score, *engine_scratch, *out;
   std::byte *row_max, *row_sum, *row_factor;
   std::byte* row_weight;  // row_sum unless the engine keeps one of its own
@@ -58,6 +64,9 @@ class ForwardBuffers {
 
   ForwardBatch* batches() const { return batches_; }
   ForwardWorker& worker(int index) const { return workers_[index]; }
+
+  // Before anything is computed.
+  void Clear() const;
 
   // Whether a block of V, or any, holds a NaN or an infinity.
   uint8_t& VNonFinite(const BlockId& keys) const;

@@ -8,13 +8,12 @@
 //                 S^T = K Q^T, running maximum m and sum l, P = exp(S - m),
 //                 O^T = O^T exp(m_old - m) + V^T P^T
 //   epilogue    O / l and lse = m + log l of the block, stored
-#include "src/attention/few_queries/few_forward.h"
-
 #include <algorithm>
 #include <cstring>
 #include <limits>
 
 #include "src/attention/call/pass_call.h"
+#include "src/attention/few_queries/few_forward.h"
 #include "src/attention/forward/buffers.h"
 #include "src/attention/schedule/head_batch_loop.h"
 #include "src/attention/scores/finish_row.h"
@@ -61,6 +60,29 @@ void PackV(const ForwardState& call, const ForwardWorker& worker,
 }
 
 // ---- Main loop.
+
+void AddNextHead(const ForwardState& call, const ForwardBatch& batch,
+                 ReadAhead* ahead) {
+  const Problem& problem = call.problem;
+  ahead->AddHead(
+      problem, batch.next, {&problem.q}, {&problem.k, &problem.v},
+      call.plan.keys_in_turn ? call.plan.blocks.keys : problem.most_keys());
+}
+
+// With keys in turn: what is read after a block of keys is computed.
+void ReadAheadOfKeys(const ForwardState& call, ForwardWorker& worker,
+                     const BlockId& keys) {
+  worker.ahead.Begin(1);
+  const Blocks& blocks = call.plan.sequences[keys.sequence].keys;
+  if (keys.block + 1 == blocks.count()) {
+    AddNextHead(call, *worker.batch, &worker.ahead);
+    return;
+  }
+  const TensorRows next = KeyTensorRows(
+      call.problem, blocks.Rows({keys.sequence, keys.head, keys.block + 1}));
+  worker.ahead.Add(call.problem.k, next);
+  worker.ahead.Add(call.problem.v, next);
+}
 
 // Packs a block's queries and says how far ALiBi lets them see.
 void PackQueries(const ForwardState& call, const ForwardWorker& worker,
@@ -112,6 +134,12 @@ bool ProcessPairs(const ForwardState& call, ForwardWorker& worker,
       next = {queries, s.keys.Rows({id.sequence, kv_head, b + 1})};
     }
     if (!worker.scores.Prepare(pair, next, &block)) continue;
+    if (call.plan.keys_in_turn) {
+      PackK(call, worker, keys);
+      PackV(call, worker, keys);
+      ReadAheadOfKeys(call, worker, keys);
+    }
+    worker.ahead.TakeShare(&block.ahead);
     block.scratch = worker.engine_scratch;
     block.q_score = worker.q_score;
     block.k_score = worker.batch->K(keys);
@@ -203,12 +231,18 @@ void ProcessHeadBatch(const ForwardState& call, const ForwardBatch& batch,
   const Interval blocks = call.plan.KeyBlocks(heads);
   const int64_t kv_heads = heads.kv_heads.size();
   const int64_t count = blocks.size() * kv_heads;
-  team.For(2 * count, [&](int64_t item, int worker) {
+  const int64_t packed = call.plan.keys_in_turn ? 0 : 2 * count;
+  team.For(packed, [&](int64_t item, int worker) {
     BlockId id = call.plan.key_blocks[blocks.begin + item % count / kv_heads];
     id.head = heads.kv_heads.begin + item % kv_heads;
     (item < count ? PackK : PackV)(call, call.buffers.worker(worker), id);
   });
   team.For(heads.items.size(), [&](int64_t item, int worker) {
+    if (item == 0 && batch.next != nullptr) {
+      ReadAhead& ahead = call.buffers.worker(worker).ahead;
+      ahead.Begin(heads.items.size() * blocks.size());
+      AddNextHead(call, batch, &ahead);
+    }
     ProcessQueryBlock(call, call.buffers.worker(worker),
                       call.plan.items[heads.items.begin + item].queries);
   });
@@ -230,6 +264,7 @@ struct ForwardPass {
     PlanForward(problem, engine, threads, plan);
   }
   static void Execute(ForwardState& call, Team& team) {
+    call.buffers.Clear();
     call.buffers.bias_tiles.Scan(team);
     ForEachHeadBatch(call.plan.head_batches, team, call.buffers.batches(),
                      [&](Team& of_batch, const ForwardBatch& batch) {

@@ -193,8 +193,16 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
   PlaceSequences(plan);
   if (sequence_count == 0) return;
 
+  // One block of keys for each head, on lanes.
+  const bool one_block =
+      !engine.bitwise_block_invariant &&
+      std::all_of(
+          plan->sequences.begin(), plan->sequences.end(),
+          [](const BackwardSequence& s) { return s.keys.count() == 1; });
   plan->head_batches.alone =
-      use.threads > 1 && !shared && TakeHeadsAlone(problem, total, use.threads);
+      use.threads > 1 && !shared &&
+      TakeHeadsAlone(problem, engine, total, operations,
+                     one_block && plan->group_splits == 1, use.threads);
   const int batch_threads = plan->head_batches.threads(use.threads);
   const bool far_queries = !shared && batch_threads == 1 &&
                            HasFarQueries(problem, engine, plan->sequences);
@@ -220,6 +228,13 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
                                          batch.items.end - batch.items.begin);
     steps = std::max(steps, plan->QueryBlocks(batch).size() *
                                 batch.kv_heads.size() * problem.group());
+  }
+  plan->queries_in_turn = one_block && !shared && batch_threads == 1 &&
+                          plan->order == LoopOrder::kKeyOuter &&
+                          !problem.options.alibi_slopes.given();
+  if (plan->queries_in_turn) {
+    plan->largest_batch.q_rows = plan->largest_batch.dq_rows =
+        plan->blocks.queries;
   }
   plan->keys_in_batch = (use.share_heads && problem.kv_heads > 1) ||
                         (use.share_batch && sequence_count > 1) ||

@@ -75,6 +75,9 @@ struct BackwardPlan {
   // through several heads or sequences, or the order wants them. Otherwise each
   // worker keeps those of one key block.
   bool keys_in_batch = false;
+  // A worker alone packs a block of queries when it comes to the only block of
+  // keys of its head, not all of a head before, and then stores its dQ.
+  bool queries_in_turn = false;
 
   // Those of query_blocks that are of a head batch's sequences, and of
   // key_blocks.

@@ -14,8 +14,17 @@ int64_t FitBlock(int64_t preferred, int64_t rows, int64_t ranges,
   const int64_t share =
       RoundUp(CeilDiv(std::max<int64_t>(rows, 1), ranges), unit);
   const int64_t least = RoundUp(std::min(kMinBlock, preferred), unit);
-  return std::max(unit,
-                  std::min(RoundUp(preferred, unit), std::max(share, least)));
+  const int64_t most = RoundUp(preferred, unit);
+  const int64_t size = std::max(unit, std::min(most, std::max(share, least)));
+  if (rows <= size || rows % size == 0 || 4 * (rows % size) >= size) {
+    return size;
+  }
+  // The last rows would make a block that costs more around its products than
+  // they do. If blocks may be a little larger, one less has room for them: 77
+  // keys are one block of 80, not one of 64 and one of 13 (backward, 4,096
+  // queries: 1.06 times as fast).
+  const int64_t larger = RoundUp(CeilDiv(rows, rows / size), unit);
+  return larger <= std::min(most, size + size / 2) ? larger : size;
 }
 
 void ListBlocks(const Blocks& blocks, size_t sequence,

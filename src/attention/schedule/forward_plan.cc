@@ -60,8 +60,23 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
   const int64_t owners = std::max<int64_t>(
       1, problem.q_heads * static_cast<int64_t>(problem.sequences.size()));
   const double pairs = problem.pairs();
+  const double operations = 4.0 * pairs * static_cast<double>(problem.q_heads) *
+                            static_cast<double>(problem.head_dim);
+  // One block of queries for each head of keys, on lanes.
+  const bool whole =
+      problem.group() == 1 && !engine.bitwise_block_invariant &&
+      std::all_of(problem.sequences.begin(), problem.sequences.end(),
+                  [&](const Sequence& s) {
+                    return s.nq() <=
+                           FitBlock(std::min(preferred.queries, kSharedQueries),
+                                    s.nq(), CeilDiv(kWantedItems, owners),
+                                    query_unit);
+                  });
   plan->head_batches.alone =
-      threads > 1 && TakeHeadsAlone(problem, pairs, threads);
+      threads > 1 &&
+      TakeHeadsAlone(problem, engine, pairs, operations, whole, threads);
+  plan->keys_in_turn = whole && plan->head_batches.threads(threads) == 1 &&
+                       !problem.options.alibi_slopes.given();
   const bool as_large_as_liked = plan->head_batches.threads(threads) == 1 &&
                                  engine.bitwise_block_invariant;
   int64_t wanted = 1;
@@ -87,8 +102,6 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
     plan->sequences.push_back(f);
     query_blocks += f.queries.count();
   }
-  const double operations = 4.0 * pairs * static_cast<double>(problem.q_heads) *
-                            static_cast<double>(problem.head_dim);
   const double least =
       LeastHeadBatch(problem, operations, plan->head_batches.threads(threads),
                      kForwardBatchItems, query_blocks * problem.group(), 1);
@@ -110,6 +123,7 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
         std::max({steps, batch.items.end - batch.items.begin,
                   2 * plan->KeyBlocks(batch).size() * batch.kv_heads.size()});
   }
+  if (plan->keys_in_turn) plan->largest_batch.k_rows = plan->blocks.keys;
   SortAlone(&plan->head_batches);
   if (plan->head_batches.alone) {
     steps = static_cast<int64_t>(plan->head_batches.list.size());

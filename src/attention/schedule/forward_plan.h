@@ -42,6 +42,9 @@ struct ForwardPlan {
     int64_t heads = 0, k_rows = 0;
   } largest_batch;
   int64_t k_blocks = 0;  // of all sequences
+  // A worker alone packs a block of keys when the only block of queries of its
+  // head comes to it, not all of a head before.
+  bool keys_in_turn = false;
 
   // Those of key_blocks that are of a head batch's sequences.
   Interval KeyBlocks(const HeadBatch& batch) const {

@@ -24,21 +24,27 @@ void AssignBatchScratch(const HeadBatches& head_batches, BatchScratch* batches,
 
 // Calls run(team, batch) for every head batch, after batch.heads has been set
 // to it: the team is the whole one or, where head batches are for one worker,
-// that worker alone. `batches` as above.
+// that worker alone. batch.alone says so, and batch.next is then the one that
+// it comes to next, if it takes none from others. `batches` as above.
 template <class BatchScratch, class Run>
 void ForEachHeadBatch(const HeadBatches& head_batches, threading::Team& team,
                       BatchScratch* batches, const Run& run) {
+  const int64_t count = static_cast<int64_t>(head_batches.list.size());
+  const auto set = [&](BatchScratch& batch, int64_t i, int64_t next) {
+    batch.heads = &head_batches.list[i];
+    batch.next = next < count ? &head_batches.list[next] : nullptr;
+    batch.alone = head_batches.alone || team.num_threads() == 1;
+  };
   if (head_batches.alone) {
-    team.For(static_cast<int64_t>(head_batches.list.size()),
-             [&](int64_t i, int worker) {
-               threading::Team alone(1, worker);
-               batches[worker].heads = &head_batches.list[i];
-               run(alone, batches[worker]);
-             });
+    team.For(count, [&](int64_t i, int worker) {
+      threading::Team alone(1, worker);
+      set(batches[worker], i, i + team.num_threads());
+      run(alone, batches[worker]);
+    });
     return;
   }
-  for (const HeadBatch& heads : head_batches.list) {
-    batches[0].heads = &heads;
+  for (int64_t i = 0; i < count; ++i) {
+    set(batches[0], i, team.num_threads() == 1 ? i + 1 : count);
     run(team, batches[0]);
   }
 }

@@ -16,6 +16,11 @@ constexpr double kLeastBatchOperations = 1e9;
 // threads, 32 heads each 1.1 to 1.25 times as fast, 4 heads 0.88 to 1.08).
 constexpr double kLeastAlone = 8.0;
 constexpr double kMostOfAlone = 1.1;
+// On lanes two short heads are enough: what the slowest thread has too much is
+// little beside the waiting at the end of each step. Operations of a head: some
+// 60 us of a core.
+constexpr double kLeastAloneShort = 2.0;
+constexpr double kShortHead = 12e6;
 
 }  // namespace
 
@@ -36,14 +41,22 @@ double LeastHeadBatch(const Problem& problem, double operations, int threads,
            std::max(operations, 1.0)});
 }
 
-bool TakeHeadsAlone(const Problem& problem, double pairs, int threads) {
+bool TakeHeadsAlone(const Problem& problem, const simd::Engine& engine,
+                    double pairs, double operations, bool whole, int threads) {
   double longest = 0.0;
   for (const Sequence& s : problem.sequences) {
     longest = std::max(longest, s.pairs);
   }
   const double each = pairs * static_cast<double>(problem.kv_heads) /
                       static_cast<double>(threads);
-  return longest > 0.0 && each >= kLeastAlone * longest &&
+  const double of_head =
+      operations / static_cast<double>(problem.kv_heads) * longest / pairs;
+  double least = kLeastAlone;
+  if (!engine.bitwise_block_invariant) {  // on lanes
+    if (of_head <= kShortHead) least = kLeastAloneShort;
+    if (whole) least = 1.0;
+  }
+  return longest > 0.0 && each >= least * longest &&
          std::ceil(each / longest) * longest <= kMostOfAlone * each;
 }
 

@@ -45,8 +45,9 @@ double LeastHeadBatch(const Problem& problem, double operations, int threads,
 
 // Whether `threads` threads are to take a head of a sequence each, and then the
 // next: where that leaves none of them idle for long. `pairs`: visible ones of
-// all sequences.
-bool TakeHeadsAlone(const Problem& problem, double pairs, int threads);
+// all sequences; `operations`: of the call; `whole`: a head is one item anyway.
+bool TakeHeadsAlone(const Problem& problem, const simd::Engine& engine,
+                    double pairs, double operations, bool whole, int threads);
 
 // Adds the head batches of a problem of so many visible pairs to an empty list,
 // of at least `least` each, see LeastHeadBatch, and as equal as may be.

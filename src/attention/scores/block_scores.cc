@@ -36,7 +36,7 @@ BlockScores::BlockScores(const Problem& problem, const simd::Engine& engine,
   visible_end_ = layout->Take(queries * element);
   position_ = layout->Take(positions_ ? queries * element : 0);
   if (problem.options.bias.given() && !engine.streams_scores) {
-    bias_ = layout->Take(scores);
+    bias_.emplace(problem, engine, staging, largest, layout);
   }
   if (problem.options.dropout_p > 0.0) {
     dropout_ =
@@ -125,6 +125,7 @@ bool BlockScores::PrepareAs(const PairRows& pair, const PairRows& next,
   score.scale = problem_.scale;
   score.softcap = options.softcap;
   score.staged_key_rows = pair.keys.padded;
+  block->ahead = {};
 
   // Most blocks of a long sequence are all visible: one look settles them.
   const simd::TileState whole =
@@ -193,10 +194,9 @@ bool BlockScores::PrepareAs(const PairRows& pair, const PairRows& next,
         return false;
       }
     } else {
-      if (!staging_.stage_bias(matrix, StagedShapeOf(pair, engine_), bias_))
-        return false;
-      score.bias = bias_;
-      score.bias_ahead = BiasAhead(next);
+      score.bias = bias_->Of(pair, matrix, StagedShapeOf(pair, engine_));
+      if (score.bias == nullptr) return false;
+      if (bias_->forgets()) block->ahead.Add(BiasAhead(next));
     }
   }
   if (dropout_ != nullptr) {

@@ -6,12 +6,14 @@
 #define FA2_SRC_ATTENTION_SCORES_BLOCK_SCORES_H_
 
 #include <cstdint>
+#include <optional>
 
 #include "src/attention/call/problem.h"
 #include "src/attention/schedule/blocks.h"
 #include "src/attention/scores/alibi_reach.h"
 #include "src/attention/scores/bias_tiles.h"
 #include "src/attention/scores/block_tiles.h"
+#include "src/attention/scores/staged_bias.h"
 #include "src/simd/engine.h"
 #include "src/simd/rowwise/staging.h"
 #include "src/threading/scratch_layout.h"
@@ -72,7 +74,7 @@ class BlockScores {
   void* visible_begin_;
   void* visible_end_;
   void* position_;
-  void* bias_ = nullptr;
+  std::optional<StagedBias> bias_;
   void* dropout_ = nullptr;
   bool stream_dropout_;
 };

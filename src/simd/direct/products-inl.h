@@ -11,6 +11,7 @@
 #define FA2_SRC_SIMD_DIRECT_PRODUCTS_INL_H_
 #endif
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -18,6 +19,7 @@
 #include "hwy/highway.h"
 #include "src/simd/direct/direct.h"
 #include "src/simd/math/load-inl.h"
+#include "src/simd/math/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd {
@@ -176,9 +178,77 @@ struct DirectProducts {
 #undef FA2_ROW
   }
 
+  // Up to so many columns, of several rows of x, keys are better turned to lie
+  // along the lanes: sums of lanes take more than the products that they end.
+  static constexpr size_t kShallow = 32;
+  static HWY_INLINE bool IsShallow(const DirectRows& x, const Rows& rows) {
+#if HWY_TARGET == HWY_SCALAR || HWY_HAVE_SCALABLE
+    (void)x, (void)rows;
+    return false;
+#else
+    const size_t lanes = hn::Lanes(D());
+    return sizeof(T) == 4 && x.rows > 2 && lanes <= kShallow &&
+           rows.depth <= static_cast<int64_t>(std::min(kShallow, 2 * lanes));
+#endif
+  }
+
+  template <class Stored>
+  static HWY_INLINE void MultiplyShallow(Stored tag, const DirectRows& x,
+                                         const Rows& rows,
+                                         const DirectRows& products) {
+    const D d;
+    const size_t lanes = hn::Lanes(d);
+    const size_t depth = static_cast<size_t>(rows.depth);
+    HWY_ALIGN T wide[kDirectKeys * kShallow];
+    HWY_ALIGN T across[kShallow * kDirectKeys];
+    const size_t columns = (depth + lanes - 1) / lanes * lanes;
+    size_t keys = static_cast<size_t>(rows.rows);
+    const T* in = wide;
+    int64_t stride = static_cast<int64_t>(columns);
+    if constexpr (std::is_same_v<typename Stored::Type, T>) {
+      if (depth % lanes == 0 && keys % lanes == 0) {  // as they lie
+        in = Row<Stored>(rows, 0);
+        stride = rows.stride;
+      }
+    }
+    if (in == wide) {
+      size_t k = 0;
+      for (; k < keys; ++k) {
+        const auto* row = Row<Stored>(rows, static_cast<int64_t>(k));
+        T* const to = wide + k * columns;
+        size_t c = 0;
+        for (; c + lanes <= depth; c += lanes) {
+          hn::Store(LoadWide(d, tag, row + c), d, to + c);
+        }
+        if (c < depth) {
+          hn::Store(LoadWideTail(d, tag, row + c, depth - c), d, to + c);
+        }
+      }
+      keys = (keys + lanes - 1) / lanes * lanes;
+      std::fill(wide + k * columns, wide + keys * columns, T(0));
+    }
+    Transpose(in, stride, static_cast<int64_t>(keys),
+              static_cast<int64_t>(columns), across, kDirectKeys);
+    const auto weight = [&](int64_t r, int64_t n)
+                            HWY_ATTR { return Row(x, r)[n]; };
+    const auto load = [&](int64_t n, size_t c) HWY_ATTR {
+      return hn::Load(d, across + n * kDirectKeys + c);
+    };
+    ForRowBlocks(x.rows, [&](auto size, int64_t r) HWY_ATTR {
+      size_t c = 0;
+      for (; c + 4 * lanes <= keys; c += 4 * lanes) {
+        SumBlock<size(), 4>(rows.depth, weight, load, false, products, r, c);
+      }
+      for (; c < keys; c += lanes) {
+        SumBlock<size(), 1>(rows.depth, weight, load, false, products, r, c);
+      }
+    });
+  }
+
   static void Multiply(const DirectRows& x, const Rows& rows,
                        DirectRows products) {
     WithStored<T>(rows.dtype, [&](auto tag) HWY_ATTR {
+      if (IsShallow(x, rows)) return MultiplyShallow(tag, x, rows, products);
       int64_t k = 0;
       for (; k + 4 <= rows.rows; k += 4) {
         ForRowBlocks(x.rows, [&](auto size, int64_t r) HWY_ATTR {
@@ -207,7 +277,27 @@ struct DirectProducts {
     V s20, s21, s22, s23, s30, s31, s32, s33;
     s00 = s01 = s02 = s03 = s10 = s11 = s12 = s13 = hn::Zero(d);
     s20 = s21 = s22 = s23 = s30 = s31 = s32 = s33 = hn::Zero(d);
-    for (int64_t n = 0; n < count; ++n) {
+    int64_t n = 0;
+    if constexpr (kVectors == 1) {
+      // Four terms at a time: one sum a row would wait for itself.
+      for (; n + 4 <= count; n += 4) {
+        const V v0 = load(n, c), v1 = load(n + 1, c);
+        const V v2 = load(n + 2, c), v3 = load(n + 3, c);
+#define FA2_ROW(i)                                                       \
+  if constexpr (kRows > i) {                                             \
+    s##i##0 = hn::MulAdd(hn::Set(d, weight(r + i, n)), v0, s##i##0);     \
+    s##i##1 = hn::MulAdd(hn::Set(d, weight(r + i, n + 1)), v1, s##i##1); \
+    s##i##2 = hn::MulAdd(hn::Set(d, weight(r + i, n + 2)), v2, s##i##2); \
+    s##i##3 = hn::MulAdd(hn::Set(d, weight(r + i, n + 3)), v3, s##i##3); \
+  }
+        FA2_ROW(0)
+        FA2_ROW(1)
+        FA2_ROW(2)
+        FA2_ROW(3)
+#undef FA2_ROW
+      }
+    }
+    for (; n < count; ++n) {
       const V v0 = load(n, c);
       V v1 = v0, v2 = v0, v3 = v0;
       if constexpr (kVectors == 4) {
@@ -224,6 +314,17 @@ struct DirectProducts {
       s##i##2 = hn::MulAdd(w, v2, s##i##2);   \
       s##i##3 = hn::MulAdd(w, v3, s##i##3);   \
     }                                         \
+  }
+      FA2_ROW(0)
+      FA2_ROW(1)
+      FA2_ROW(2)
+      FA2_ROW(3)
+#undef FA2_ROW
+    }
+    if constexpr (kVectors == 1) {
+#define FA2_ROW(i)                                                           \
+  if constexpr (kRows > i) {                                                 \
+    s##i##0 = hn::Add(hn::Add(s##i##0, s##i##1), hn::Add(s##i##2, s##i##3)); \
   }
       FA2_ROW(0)
       FA2_ROW(1)

@@ -96,8 +96,7 @@ struct LaneBackward : LaneProducts<Op> {
     const size_t strip = BackwardScores<Op>::StripKeys(
         keys, (Steps<Scores>(head_dim) + Steps<Scores>(value_dim)) * width *
                   sizeof(ScoreElement));
-    ToMemoryAhead to_memory(block.score.bias_ahead,
-                            2 * map.panels() * RowBlocksOf(keys));
+    ToMemoryAhead to_memory(block.ahead, 2 * map.panels() * RowBlocksOf(keys));
     bool add_to_dq = false;
     for (size_t panel = 0; panel < map.panels(); ++panel) {
       const Range range = map.Keys(panel);

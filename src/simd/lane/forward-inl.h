@@ -96,7 +96,7 @@ class LaneForward : LaneProducts<Op> {
         scores_(weight_ + PanelWidth(D()), PanelWidth(D()),
                 static_cast<size_t>(block.keys)),
         to_memory_(
-            block.score.bias_ahead,
+            block.ahead,
             map_.panels() * RowBlocksOf(static_cast<size_t>(block.keys))) {}
 
   void RunPanel(const Panel& p) {

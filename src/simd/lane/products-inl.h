@@ -48,14 +48,21 @@ struct Ahead {
 class ToMemoryAhead : public ToMemory {
  public:
   // Over `blocks` register blocks, at least one.
-  ToMemoryAhead(const PrefetchRows& rows, size_t blocks)
-      : left_(rows),
-        lines_(rows.rows * ((rows.bytes + kLine - 1) / kLine) /
-                   static_cast<int64_t>(blocks) +
-               1) {}
+  ToMemoryAhead(const PrefetchList& list, size_t blocks)
+      : next_(list.rows), end_(list.rows + list.count) {
+    int64_t lines = 0;
+    for (const PrefetchRows* r = next_; r != end_; ++r) {
+      lines += r->rows * ((r->bytes + kLine - 1) / kLine);
+    }
+    lines_ = lines / static_cast<int64_t>(blocks) + 1;
+  }
 
   void Begin() {
-    for (int64_t i = 0; i < lines_ && left_.rows > 0; ++i) {
+    for (int64_t i = 0; i < lines_; ++i) {
+      if (left_.rows == 0) {
+        if (next_ == end_) return;
+        left_ = *next_++;
+      }
       PrefetchL2(left_.data + at_);
       at_ += kLine;
       if (at_ >= left_.bytes) {
@@ -68,6 +75,8 @@ class ToMemoryAhead : public ToMemory {
 
  private:
   static constexpr int64_t kLine = 64;
+  const PrefetchRows* next_;
+  const PrefetchRows* end_;
   PrefetchRows left_;
   int64_t at_ = 0;  // in the first row left
   int64_t lines_;   // at a time
