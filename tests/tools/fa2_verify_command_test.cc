@@ -210,7 +210,14 @@ TEST(Verify, RanksOfARun) {
   EXPECT_NE(result.out.find("dk: the error lies in ranks 0 of 2"),
             std::string::npos)
       << result.out;
-  EXPECT_TRUE(IsUsageError(Verify({good, "--shards", zero, one}), "FILE"));
+  // The ranks' outputs for the inputs of FILE.
+  EXPECT_EQ(
+      Verify({good, "--shards", zero, one, "--shard-by", "zigzag"}).exit_code,
+      0);
+  EXPECT_EQ(
+      Verify({good, "--shards", wrong, one, "--shard-by", "zigzag"}).exit_code,
+      1);
+  EXPECT_TRUE(IsUsageError(Verify({}), "FILE"));
   EXPECT_TRUE(IsUsageError(
       Verify({"--shards", zero, one, "--shard-by", "columns"}), "columns"));
   EXPECT_TRUE(IsUsageError(
