@@ -53,7 +53,7 @@ inline Problem ProblemOf(const Shape& shape) {
 
 // Heads of self-attention over sequences of the given lengths.
 inline Problem ProblemOf(int64_t heads, const std::vector<int64_t>& lengths,
-                  bool causal) {
+                         bool causal) {
   Problem problem = ProblemOf({heads, 0, 0, 64, causal});
   problem.sequences.clear();
   for (const int64_t rows : lengths) {
