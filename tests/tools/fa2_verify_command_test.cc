@@ -133,12 +133,20 @@ TEST(Verify, OtherNames) {
   renamed.tensors["mine"] = renamed.tensors["dq"];
   renamed.tensors.erase("dq");
   const std::string path = Write("renamed", {renamed});
+  const std::string good = Small("good");
   const CommandResult without = Verify({path});
   EXPECT_NE(without.out.find("not checked, since the file has none: dq"),
             std::string::npos);
   const CommandResult with = Verify({path, "--map", "dq=mine"});
   EXPECT_EQ(with.exit_code, 0);
   EXPECT_EQ(with.out.find("not checked"), std::string::npos);
+  // What a second file of outputs calls it.
+  Case mine;
+  mine.tensors["mine"] = renamed.tensors["mine"];
+  const CommandResult second =
+      Verify({good, Write("mine", {mine}), "--map", "dq=mine"});
+  EXPECT_EQ(second.exit_code, 0) << second.error;
+  EXPECT_NE(second.out.find("dq           pass"), std::string::npos);
   EXPECT_TRUE(IsUsageError(Verify({path, "--map", "dq=yours"}), "yours"));
   EXPECT_TRUE(IsUsageError(Verify({path, "--map", "weights=mine"}), "weights"));
   EXPECT_TRUE(IsUsageError(Verify({path, "--map", "dq"}), "--map"));

@@ -31,7 +31,36 @@ struct Arguments {
   OptionFlags options;
 };
 
-verify::ReadOptionsOfFile ReadOptions(const Arguments& a) {
+// Reads the files of one command. A name that --map gives must be in one of
+// them: inputs may be in one, outputs in another.
+class Reader {
+ public:
+  explicit Reader(const Arguments& a) : options_(OptionsOf(a)) {
+    options_.found = &found_;
+  }
+
+  std::vector<Case> Read(const std::string& path) {
+    files_ += (files_.empty() ? "" : ", ") + path;
+    return verify::ReadCases(path, options_);
+  }
+
+  void RequireNames() const {
+    for (const auto& [canonical, name] : options_.names) {
+      if (found_.count(canonical) != 0) continue;
+      throw Error(files_ + ": no tensor is named " + name + ", which --map " +
+                  canonical + "=" + name + " names");
+    }
+  }
+
+ private:
+  static verify::ReadOptionsOfFile OptionsOf(const Arguments& a);
+
+  verify::ReadOptionsOfFile options_;
+  std::set<std::string> found_;
+  std::string files_;
+};
+
+verify::ReadOptionsOfFile Reader::OptionsOf(const Arguments& a) {
   verify::ReadOptionsOfFile options;
   options.overrides = a.options.Json();
   for (const std::string& map : a.maps) {
@@ -55,7 +84,8 @@ const std::string& Source(const Arguments& a) {
   return a.shards.empty() ? a.file : a.shards.front();
 }
 
-// The case of that name; where both files hold one case, that one.
+// The case of that name; where one case is judged and the other file holds one,
+// that one.
 const Case* Find(const std::vector<Case>& cases, const std::string& name,
                  bool alone) {
   for (const Case& c : cases) {
@@ -64,29 +94,13 @@ const Case* Find(const std::vector<Case>& cases, const std::string& name,
   return alone && cases.size() == 1 ? &cases.front() : nullptr;
 }
 
-// A file of outputs need not hold every name that --map gives.
-std::vector<Case> ReadOutputs(const std::string& path, const Arguments& a) {
-  verify::ReadOptionsOfFile options = ReadOptions(a);
-  try {
-    return verify::ReadCases(path, options);
-  } catch (const Error&) {
-    if (options.names.empty()) throw;
-  }
-  options.names.clear();
-  return verify::ReadCases(path, options);
-}
-
 // The files of a distributed run's ranks as one; with `inputs`, they hold
 // outputs of these cases alone.
 std::vector<Case> ReadShards(const Arguments& a,
-                             const std::vector<Case>* inputs) {
+                             const std::vector<Case>* inputs, Reader* reader) {
   const verify::ShardBy by = verify::ShardByNamed(a.shard_by);
   std::vector<std::vector<Case>> ranks;
-  for (const std::string& path : a.shards) {
-    ranks.push_back(inputs != nullptr
-                        ? ReadOutputs(path, a)
-                        : verify::ReadCases(path, ReadOptions(a)));
-  }
+  for (const std::string& path : a.shards) ranks.push_back(reader->Read(path));
   std::vector<Case> joined;
   for (const Case& first : inputs != nullptr ? *inputs : ranks.front()) {
     std::vector<Case> pieces;
@@ -107,8 +121,8 @@ std::vector<Case> ReadShards(const Arguments& a,
 }
 
 std::vector<Case> WithCandidate(const std::vector<Case>& cases,
-                                const Arguments& a) {
-  const std::vector<Case> outputs = ReadOutputs(a.candidate, a);
+                                const Arguments& a, Reader* reader) {
+  const std::vector<Case> outputs = reader->Read(a.candidate);
   std::vector<Case> combined;
   for (const Case& c : cases) {
     const Case* other = Find(outputs, c.name, cases.size() == 1);
@@ -121,18 +135,8 @@ std::vector<Case> WithCandidate(const std::vector<Case>& cases,
   return combined;
 }
 
-std::vector<Case> Selected(const Arguments& a) {
-  if (a.file.empty() && a.shards.empty()) {
-    throw Error("verify takes FILE, or --shards FILE..., or both");
-  }
-  if (!a.candidate.empty() && !a.shards.empty()) {
-    throw Error("verify takes CANDIDATE or --shards, not both");
-  }
-  std::vector<Case> cases;
-  if (!a.file.empty()) cases = verify::ReadCases(a.file, ReadOptions(a));
-  if (!a.shards.empty())
-    cases = ReadShards(a, a.file.empty() ? nullptr : &cases);
-  if (!a.candidate.empty()) cases = WithCandidate(cases, a);
+// Those that --case names; without it all.
+std::vector<Case> Selected(const std::vector<Case>& cases, const Arguments& a) {
   if (a.cases.empty()) return cases;
   std::vector<Case> selected;
   for (const std::string& name : a.cases) {
@@ -143,12 +147,28 @@ std::vector<Case> Selected(const Arguments& a) {
   return selected;
 }
 
+std::vector<Case> CasesToJudge(const Arguments& a, Reader* reader) {
+  if (a.file.empty() && a.shards.empty()) {
+    throw Error("verify takes FILE, or --shards FILE..., or both");
+  }
+  if (!a.candidate.empty() && !a.shards.empty()) {
+    throw Error("verify takes CANDIDATE or --shards, not both");
+  }
+  if (a.file.empty()) return Selected(ReadShards(a, nullptr, reader), a);
+  std::vector<Case> cases = Selected(reader->Read(a.file), a);
+  if (!a.shards.empty()) cases = ReadShards(a, &cases, reader);
+  if (!a.candidate.empty()) cases = WithCandidate(cases, a, reader);
+  return cases;
+}
+
 int Run(const Arguments& a) {
-  const std::vector<Case> cases = Selected(a);
+  Reader reader(a);
+  const std::vector<Case> cases = CasesToJudge(a, &reader);
   std::vector<std::vector<Case>> repeats;
   for (const std::string& path : a.repeats) {
-    repeats.push_back(ReadOutputs(path, a));
+    repeats.push_back(reader.Read(path));
   }
+  reader.RequireNames();
   verify::CheckOptions options;
   options.plain = a.plain;
   options.threads = a.threads;

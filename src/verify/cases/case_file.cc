@@ -47,14 +47,36 @@ void AddPrefixSums(const std::string& text, const std::string& where,
   }
 }
 
+// Names of the file's tensors -> canonical ones, of those that are there.
+std::map<std::string, std::string> Mapped(const std::string& path,
+                                          const SafetensorsFile& file,
+                                          const ReadOptionsOfFile& options) {
+  std::set<std::string> there;
+  for (const auto& [name, entry] : file.tensors) {
+    there.insert(name);
+    there.insert(Split(name).second);
+  }
+  std::map<std::string, std::string> mapped;
+  for (const auto& [canonical, name] : options.names) {
+    if (there.count(name) != 0) {
+      mapped[name] = canonical;
+      if (options.found != nullptr) options.found->insert(canonical);
+    } else if (options.found == nullptr) {
+      throw Error(path + ": no tensor is named " + name + ", which --map " +
+                  canonical + "=" + name + " names");
+    }
+  }
+  return mapped;
+}
+
 }  // namespace
 
 std::vector<Case> ReadCases(const std::string& path,
                             const ReadOptionsOfFile& options) {
   const SafetensorsFile file = ReadSafetensors(path);
-  std::map<std::string, std::string> mapped;  // the file's name -> canonical
-  for (const auto& [canonical, name] : options.names) mapped[name] = canonical;
-  std::set<std::string> used;
+  const std::map<std::string, std::string> mapped = Mapped(path, file, options);
+  std::set<std::string> meant;
+  for (const auto& [name, canonical] : mapped) meant.insert(canonical);
   std::map<std::string, Case> cases;
   std::map<std::string, std::string> source;  // of each tensor taken
   std::vector<std::pair<std::string, std::string>> unread;
@@ -63,16 +85,14 @@ std::vector<Case> ReadCases(const std::string& path,
     std::string canonical;
     if (const auto found = mapped.find(name); found != mapped.end()) {
       canonical = found->second;
-      used.insert(found->first);
     } else if (const auto whole = mapped.find(full_name);
                whole != mapped.end()) {
       canonical = whole->second;
-      used.insert(whole->first);
       prefix.clear();
     } else {
       canonical = CanonicalName(name);
       // A mapped name stands alone, whatever else looks like a synonym.
-      if (options.names.count(canonical) != 0) continue;
+      if (meant.count(canonical) != 0) continue;
     }
     if (canonical.empty()) {
       unread.emplace_back(prefix, full_name);
@@ -103,12 +123,6 @@ std::vector<Case> ReadCases(const std::string& path,
     }
     c.tensors[canonical] = array;
     source[prefix + "/" + canonical] = name;
-  }
-  for (const auto& [name, canonical] : mapped) {
-    if (used.count(name) == 0) {
-      throw Error(path + ": no tensor is named " + name + ", which --map " +
-                  canonical + "=" + name + " names");
-    }
   }
   for (const auto& [prefix, name] : unread) {
     const auto found = cases.find(prefix);

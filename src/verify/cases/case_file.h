@@ -5,6 +5,7 @@
 #define FA2_SRC_VERIFY_CASES_CASE_FILE_H_
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,9 @@ namespace fa2::verify {
 struct ReadOptionsOfFile {
   // Canonical name -> the file's own, behind CASE/ where there are cases.
   std::map<std::string, std::string> names;
+  // Where it is given, a name of `names` may be missing: those that are there
+  // are added to it, as canonical ones.
+  std::set<std::string>* found = nullptr;
   // A JSON object of options that overrides the metadata.
   std::string overrides = "{}";
 };

@@ -164,8 +164,9 @@ void ReadOptions(const std::string& text, const std::string& where,
           value.is_null() ? 0 : Unsigned(where, key, value);
     } else if (key == "lse_base") {
       const std::string word = TextOf(value);
-      if (word != "e" && word != "2") Wrong(where, key, value, "\"e\" or 2");
-      options->lse_base2 = word == "2";
+      const bool two = word == "2" || value == 2.0;
+      if (word != "e" && !two) Wrong(where, key, value, "\"e\" or 2");
+      options->lse_base2 = two;
     } else if (key == "precision") {
       options->precision.reset();
       if (!value.is_null()) {
