@@ -65,6 +65,29 @@ def test_compiled():
         assert torch.equal(x, y)
 
 
+@pytest.mark.parametrize("dynamic", [None, False, True])
+def test_compiled_itself(dynamic):
+    """torch.compile(flex_attention), as it is usually called: nothing of fa2 is compiled, whatever the shapes."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(fa2.flex_attention, backend=backend, dynamic=dynamic)
+    make_mask = torch.compile(fa2.create_block_mask, backend=backend, dynamic=dynamic)
+    for n in range(40, 200, 16):  # more shapes than are compiled before PyTorch gives up with a warning
+        q = torch.randn(1, 2, n, 16, requires_grad=True)
+        mask = make_mask(lambda b, h, q_idx, kv_idx: q_idx >= kv_idx, None, None, n, n)
+        scale = torch.rand(2, requires_grad=True)
+        got = compiled(q, q, q, lambda score, b, h, q_idx, kv_idx: score * scale[h], block_mask=mask)
+        expected = fa2.flex_attention(q, q, q, lambda score, b, h, q_idx, kv_idx: score * scale[h], block_mask=mask)
+        assert torch.equal(got, expected)
+        for x, y in zip(*(torch.autograd.grad(out.sum(), (q, scale)) for out in (got, expected))):
+            assert torch.equal(x, y)
+    assert not graphs
+
+
 def test_transformers_llama_trains():
     """attn_implementation="flex_attention" gives the loss and the gradients of "sdpa", with padding too."""
     transformers = pytest.importorskip("transformers")

@@ -7,6 +7,6 @@
     _graph            score_mod recorded; _forms: what of it the kernels do
     _fused            the kernels' options; _terms: tensors of them, _lines: those of q - k
     _bias_chunks      a bias of N² elements, never whole
-    _by_blocks        any other score_mod
+    _by_blocks        any other score_mod; _blocks: its scores; _second: second derivatives of these and of _bias_chunks
     _replace          PyTorch's functions sent here; _code and _original: how
 """

@@ -15,6 +15,8 @@ from torch import Tensor
 from fa2_cpu import BlockMask
 from fa2_cpu.torch._block_lists import BlockLists
 from fa2_cpu.torch._flex import _by_blocks, _fused
+from fa2_cpu.torch._flex._blocks import Call
+from fa2_cpu.torch._flex._code import not_compiled
 from fa2_cpu.torch._flex._forms import Form, Unrecognised, form_of
 from fa2_cpu.torch._flex._graph import Graph, trace
 from fa2_cpu.torch._flex._of_pytorch import lists_of
@@ -26,7 +28,7 @@ from fa2_cpu.torch._tensors import FLOATS, check_tensor, transformed
 _LARGE = 1 << 30  # of a block: PyTorch's mask of none
 
 
-@torch.compiler.disable
+@not_compiled
 def flex_attention(
     query: Tensor,
     key: Tensor,
@@ -166,7 +168,7 @@ def _compute(
 
 def _by_blocks_of(graph: Graph, q: Tensor, k: Tensor, v: Tensor, lists: Optional[BlockLists], scale: float, greatest: bool):
     captured = captured_by([graph.output])
-    call = _by_blocks.Call(graph, tuple(captured), lists, scale)
+    call = Call(graph.output, tuple(captured), lists, scale)
     out, lse, most = _by_blocks.ByBlocks.apply(q, k, v, call, *(x.tensor for x in captured))
     return out, lse, most if greatest else None
 

@@ -10,12 +10,13 @@ import torch
 import torch.nn.attention.flex_attention as pytorch
 from torch import Tensor
 
+from fa2_cpu.torch._flex._code import not_compiled
 from fa2_cpu.torch._flex._of_pytorch import keep_lists
 from fa2_cpu.torch._flex._original import create_block_mask as pytorch_create_block_mask
 from fa2_cpu.torch._flex._table import block_lists, of_mask_mod
 
 
-@torch.compiler.disable
+@not_compiled
 def create_block_mask(
     mask_mod: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
     B: Optional[int],

@@ -227,6 +227,14 @@ def _sum(terms: tuple[Node, ...]) -> Node:
     return total
 
 
+def capped_sum(softcap: float, terms: tuple[Node, ...]) -> Node:
+    """The score, capped unless softcap is 0, plus terms."""
+    score = Node.input("score")
+    if softcap:
+        score = times(Node(aten.tanh.default, (times(score, 1.0 / softcap),)), softcap)
+    return _sum((score, *terms))
+
+
 def alibi_of(term: Node) -> Optional[tuple[Any, bool]]:
     """(slope, distance) of a term -slope · (q - k), or -slope · |q - k| where distance; slope depends on b and h alone."""
     if term.packet in ("neg", "mul", "div"):
