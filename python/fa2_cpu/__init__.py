@@ -69,6 +69,14 @@ def philox_keep_mask(shape: Sequence[int], dropout_p: float, seed: int, offset: 
 
     Returns:
       A bool NumPy array of that shape.
+
+    Raises:
+      TypeError, ValueError: a shape, a probability or a number out of range.
+
+    Example:
+      >>> import fa2_cpu as fa2
+      >>> fa2.philox_keep_mask((1, 1, 2, 3), 0.5, seed=7, offset=0).shape
+      (1, 1, 2, 3)
     """
     keep = _np.empty(tuple(shape), dtype=_np.bool_)
     _core.philox_keep_mask(keep, float(dropout_p), seed, offset)
@@ -89,6 +97,11 @@ def info() -> dict[str, Any]:
     that the arithmetic unit behind engine reaches at most on that many threads, measured by the
     first call in some 60 ms; None where this build cannot measure it);
     targets and engines (all that this build and this CPU have, best first).
+
+    Example:
+      >>> import fa2_cpu as fa2
+      >>> sorted(fa2.info())
+      ['engine', 'engines', 'peak', 'pool', 'target', 'targets', 'threads', 'version']
     """
     return {"version": __version__, **_core.info(), "peak": _peak()}
 

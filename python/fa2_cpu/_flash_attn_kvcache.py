@@ -8,7 +8,17 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor
 
+from fa2_cpu._options import window_pair
 from fa2_cpu.torch._ops import attention
+from fa2_cpu.torch._tensors import check_tensor
+
+
+def window_of(window_size: Any) -> tuple[int, int]:
+    """flash-attn's window, in which None and negative numbers are no bound, as fa2's."""
+    if isinstance(window_size, (list, tuple)):
+        window_size = tuple(-1 if w is None else w for w in window_size)
+    left, right = window_size if torch.compiler.is_compiling() else window_pair(window_size)
+    return max(left, -1), max(right, -1)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool) -> Tensor:
@@ -61,7 +71,25 @@ def flash_attn_with_kvcache(
 
     Returns:
       out [B, Nq, Hq, D], with return_softmax_lse also lse f32 [B, Hq, Nq].
+
+    Raises:
+      TypeError: an argument that is no dense CPU tensor, or dtypes that differ.
+      ValueError: shapes or options that do not fit, or new rows that the cache has no room for.
+
+    Example:
+      >>> import torch
+      >>> from fa2_cpu.flash_attn import flash_attn_with_kvcache
+      >>> k_cache, v_cache = torch.zeros(1, 32, 2, 16), torch.zeros(1, 32, 2, 16)
+      >>> q, k, v = (torch.randn(1, 3, 2, 16) for _ in range(3))
+      >>> flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=4, causal=True).shape
+      torch.Size([1, 3, 2, 16])
+      >>> torch.equal(k_cache[:, 4:7], k)
+      True
     """
+    for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+        check_tensor(name, x)
+        if x.dim() != 4:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; it must have 4 dimensions")
     batch, queries = q.shape[:2]
     capacity = k_cache.shape[1] if block_table is None else block_table.shape[1] * k_cache.shape[1]
     if cache_seqlens is None:
@@ -110,7 +138,7 @@ def flash_attn_with_kvcache(
         layout="thd",
         scale=softmax_scale,
         causal="bottom_right" if causal else None,
-        window=tuple(-1 if w is None or w < 0 else w for w in window_size),
+        window=window_of(window_size),
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         cu_seqlens_q=torch.arange(batch + 1, dtype=torch.int32) * queries,

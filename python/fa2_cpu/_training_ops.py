@@ -8,14 +8,14 @@ requires grad is a TypeError where fa2_cpu.torch has the function with its deriv
 
 from __future__ import annotations
 
-import operator
-
 from fa2_cpu import _core
-from fa2_cpu._arrays import Array, Results, check_one_dtype, check_plain_tensor, core_array, describe
+from fa2_cpu._arrays import Array, Results, check_array, check_one_dtype, check_plain_tensor, core_array, describe
+from fa2_cpu._options import integer, number
 
 
 def _flat(name: str, x: Array) -> Array:
     """Indices [..., n] as one dimension."""
+    check_array(name, x)
     if not hasattr(x, "reshape"):
         return x
     return x if len(describe(name, x)[1]) == 1 else x.reshape(-1)
@@ -28,7 +28,17 @@ def _rows(name: str, x: Array) -> Array:
 
 
 def transpose_2d(x: Array) -> Array:
-    """y[..., c, r] = x[..., r, c], dense. x [..., rows, cols], at least two dimensions, any dtype but bool."""
+    """y[..., c, r] = x[..., r, c], dense. x [..., rows, cols], at least two dimensions, any dtype but bool.
+
+    Raises:
+      TypeError: what is no array on the CPU, or a dtype that does not fit.
+      ValueError: shapes that do not fit.
+
+    Example:
+      >>> import numpy as np, fa2_cpu as fa2
+      >>> fa2.transpose_2d(np.arange(6.0).reshape(2, 3)).tolist()
+      [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+    """
     check_plain_tensor("x", x, "transpose_2d", "x.mT.contiguous()")
     dtype, shape = describe("x", x)
     if len(shape) < 2:
@@ -41,6 +51,10 @@ def transpose_2d(x: Array) -> Array:
 
 def softmax(x: Array) -> Array:
     """Softmax of each row. x [..., dim]; y has its shape and dtype.
+
+    Raises:
+      TypeError: what is no array on the CPU, or a dtype that does not fit.
+      ValueError: shapes that do not fit.
 
     Example:
       >>> import numpy as np, fa2_cpu as fa2
@@ -56,7 +70,17 @@ def softmax(x: Array) -> Array:
 
 
 def softmax_backward(dy: Array, y: Array) -> Array:
-    """dx = y · (dy − Σ y · dy) by rows. dy and y [..., dim], y = softmax(x); dx has y's shape and dtype."""
+    """dx = y · (dy − Σ y · dy) by rows. dy and y [..., dim], y = softmax(x); dx has y's shape and dtype.
+
+    Raises:
+      TypeError: what is no array on the CPU, or a dtype that does not fit.
+      ValueError: shapes that do not fit.
+
+    Example:
+      >>> import numpy as np, fa2_cpu as fa2
+      >>> fa2.softmax_backward(np.array([[1.0, 0.0]]), np.array([[0.5, 0.5]])).tolist()
+      [[0.25, -0.25]]
+    """
     dtype, shape = describe("y", y)
     check_one_dtype(dy=dy, y=y)
     results = Results(y)
@@ -72,6 +96,10 @@ def rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Array:
 
     x [..., dim]; weight [dim], dtype of x or f32; y has x's shape and dtype.
 
+    Raises:
+      TypeError: what is no array on the CPU, or a dtype that does not fit.
+      ValueError: shapes that do not fit.
+
     Example:
       >>> import numpy as np, fa2_cpu as fa2
       >>> fa2.rms_norm(np.full((1, 4), 3, np.float32), np.ones(4, np.float32), eps=0.0).tolist()
@@ -83,13 +111,24 @@ def rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Array:
     results = Results(x)
     y = results.empty(shape, dtype)
     _core.rms_norm(
-        core_array("x", _rows("x", x)), core_array("weight", weight), float(eps), core_array("y", _rows("y", y))
+        core_array("x", _rows("x", x)), core_array("weight", weight), number("eps", eps), core_array("y", _rows("y", y))
     )
     return results.finish(y)
 
 
 def rms_norm_backward(dy: Array, x: Array, weight: Array, eps: float = 1e-5) -> tuple[Array, Array]:
-    """Gradients of rms_norm: dx [..., dim] in x's dtype, dweight [dim] in weight's dtype."""
+    """Gradients of rms_norm: dx [..., dim] in x's dtype, dweight [dim] in weight's dtype.
+
+    Raises:
+      TypeError: what is no array on the CPU, or a dtype that does not fit.
+      ValueError: shapes that do not fit.
+
+    Example:
+      >>> import numpy as np, fa2_cpu as fa2
+      >>> dx, dweight = fa2.rms_norm_backward(np.ones((1, 4)), np.full((1, 4), 3.0), np.ones(4), eps=0.0)
+      >>> dx.round(6).tolist(), dweight.tolist()
+      ([[0.0, 0.0, 0.0, 0.0]], [1.0, 1.0, 1.0, 1.0])
+    """
     dtype, shape = describe("x", x)
     weight_dtype, weight_shape = describe("weight", weight)
     check_one_dtype(dy=dy, x=x)
@@ -98,7 +137,7 @@ def rms_norm_backward(dy: Array, x: Array, weight: Array, eps: float = 1e-5) -> 
     dweight = results.empty(weight_shape, weight_dtype)
     _core.rms_norm_backward(
         core_array("dy", _rows("dy", dy)), core_array("x", _rows("x", x)), core_array("weight", weight),
-        float(eps), core_array("dx", _rows("dx", dx)), core_array("dweight", dweight),
+        number("eps", eps), core_array("dx", _rows("dx", dx)), core_array("dweight", dweight),
     )  # fmt: skip
     return results.finish(dx), results.finish(dweight)
 
@@ -107,13 +146,21 @@ def embedding_backward(dy: Array, ids: Array, num_embeddings: int) -> Array:
     """dweight[ids[t]] += dy[t], starting from 0.
 
     dy [..., dim]; ids i32 or i64 with one index in [0, num_embeddings) for every row of dy; dweight
-    [num_embeddings, dim] in dy's dtype. An index out of range is a ValueError that names its
-    position and value.
+    [num_embeddings, dim] in dy's dtype.
+
+    Raises:
+      TypeError: what is no array on the CPU, or a dtype that does not fit.
+      ValueError: shapes that do not fit, or an index out of range, by its position and value.
+
+    Example:
+      >>> import numpy as np, fa2_cpu as fa2
+      >>> fa2.embedding_backward(np.ones((3, 1)), np.array([2, 0, 2]), 4)[:, 0].tolist()
+      [1.0, 0.0, 2.0, 0.0]
     """
     dtype, shape = describe("dy", dy)
     if not shape:
         raise ValueError("dy has no dimension; it must be [..., dim]")
-    num_embeddings = operator.index(num_embeddings)
+    num_embeddings = integer("num_embeddings", num_embeddings)
     if num_embeddings < 0:
         raise ValueError(f"num_embeddings is {num_embeddings}; it must be at least 0")
     results = Results(dy)
@@ -128,9 +175,12 @@ def cross_entropy(logits: Array, targets: Array, ignore_index: int = -100) -> tu
     """Mean of −log softmax(logits)[target] over the positions that count, and its gradient, in one pass.
 
     logits [..., vocab]; targets i32 or i64, one for every row, in [0, vocab) or ignore_index. Returns
-    loss, f32 of no dimension, and dlogits with the shape and dtype of logits (0 where ignored). A
-    target out of range is a ValueError that names its position and value. Where no position counts,
-    both are 0.
+    loss, f32 of no dimension, and dlogits with the shape and dtype of logits (0 where ignored). Where no position
+    counts, both are 0.
+
+    Raises:
+      TypeError: what is no array on the CPU, or a dtype that does not fit; a tensor that requires grad.
+      ValueError: shapes that do not fit, or a target out of range, by its position and value.
 
     Example:
       >>> import numpy as np, fa2_cpu as fa2
@@ -145,7 +195,7 @@ def cross_entropy(logits: Array, targets: Array, ignore_index: int = -100) -> tu
     dlogits = results.empty(shape, dtype)
     _core.cross_entropy(
         core_array("logits", _rows("logits", logits)), core_array("targets", _flat("targets", targets)),
-        operator.index(ignore_index), core_array("loss", loss), core_array("dlogits", _rows("dlogits", dlogits)),
+        integer("ignore_index", ignore_index), core_array("loss", loss), core_array("dlogits", _rows("dlogits", dlogits)),
     )  # fmt: skip
     return results.finish(loss.reshape(())), results.finish(dlogits)
 
@@ -158,6 +208,17 @@ def causal_attention_backward(
     The softmax is computed again inside. q and dout [seq, num_heads · head_dim] or with a leading
     batch; k and v [seq, num_kv_heads · head_dim]; f32, bf16, f16 or f64. Returns dq, dk, dv in the
     inputs' shapes and dtype.
+
+    Raises:
+      TypeError: what is no array on the CPU, or a dtype that does not fit.
+      ValueError: shapes that do not fit.
+
+    Example:
+      >>> import numpy as np, fa2_cpu as fa2
+      >>> q, k, v = np.random.default_rng(0).standard_normal((3, 5, 2 * 4))
+      >>> dq, dk, dv = fa2.causal_attention_backward(np.ones((5, 8)), q, k, v, num_heads=2, num_kv_heads=2)
+      >>> dv.sum(0).round(6).tolist()  # each query's probabilities sum to 1
+      [5.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0]
     """
     check_one_dtype(q=q, k=k, v=v, dout=dout)
     results = Results(q)
@@ -167,7 +228,7 @@ def causal_attention_backward(
         grads.append(results.empty(shape, dtype))
     _core.causal_attention_backward(
         core_array("dout", dout), core_array("q", q), core_array("k", k), core_array("v", v),
-        operator.index(num_heads), operator.index(num_kv_heads),
+        integer("num_heads", num_heads), integer("num_kv_heads", num_kv_heads),
         *(core_array(name, x) for name, x in zip(("dq", "dk", "dv"), grads)),
     )  # fmt: skip
     return tuple(results.finish(x) for x in grads)

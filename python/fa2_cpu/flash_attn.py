@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from fa2_cpu import _flash_attn_alias, _flash_attn_metadata, _flash_attn_probabilities
-from fa2_cpu._flash_attn_kvcache import flash_attn_with_kvcache
+from fa2_cpu._flash_attn_kvcache import flash_attn_with_kvcache, window_of
+from fa2_cpu.torch._library import integer, number
 from fa2_cpu.torch._ops import attention, draw_philox
+from fa2_cpu.torch._tensors import check_tensor
 
 __all__ = [
     "flash_attn_func",
@@ -41,11 +43,13 @@ def _call(
     q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs,
     layout="bshd", **varlen,
 ) -> Any:  # fmt: skip
+    check_tensor("q", q)
+    dropout_p = number("dropout_p", dropout_p)
     philox = draw_philox() if dropout_p > 0.0 else None
     options = dict(
         scale=softmax_scale,
         causal="bottom_right" if causal else None,
-        window=tuple(-1 if w is None or w < 0 else w for w in window_size),
+        window=window_of(window_size),
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         dropout_p=dropout_p,
@@ -59,6 +63,13 @@ def _call(
     if dropout_p > 0.0:
         probabilities = _flash_attn_probabilities.signed(q, k, lse, layout=layout, **options)
     return out, lse.detach(), probabilities
+
+
+def _unpacked(name: str, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+    check_tensor(name, x)
+    if x.dim() < 3 or x.shape[-3] != parts:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be [..., {parts}, heads, D]")
+    return x.unbind(-3)
 
 
 def flash_attn_func(
@@ -75,6 +86,10 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """Attention of q [B, Nq, Hq, D] over k, v [B, Nk, Hkv, D]; out [B, Nq, Hq, D]. See the module.
+
+    Raises:
+      TypeError: an argument that is no dense CPU tensor, or dtypes that differ.
+      ValueError: shapes or options that do not fit.
 
     Example:
       >>> import torch
@@ -100,8 +115,15 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """flash_attn_func with k and v packed as kv [B, Nk, 2, Hkv, D]."""
-    k, v = kv.unbind(-3)
+    """flash_attn_func with k and v packed as kv [B, Nk, 2, Hkv, D], which raises the same.
+
+    Example:
+      >>> import torch
+      >>> from fa2_cpu.flash_attn import flash_attn_kvpacked_func
+      >>> flash_attn_kvpacked_func(torch.randn(2, 5, 4, 16), torch.randn(2, 7, 2, 1, 16)).shape
+      torch.Size([2, 5, 4, 16])
+    """
+    k, v = _unpacked("kv", kv, 2)
     return _call(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs
     )  # fmt: skip
@@ -118,8 +140,15 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """flash_attn_func with q, k and v packed as qkv [B, N, 3, H, D]."""
-    q, k, v = qkv.unbind(-3)
+    """flash_attn_func with q, k and v packed as qkv [B, N, 3, H, D], which raises the same.
+
+    Example:
+      >>> import torch
+      >>> from fa2_cpu.flash_attn import flash_attn_qkvpacked_func
+      >>> flash_attn_qkvpacked_func(torch.randn(2, 5, 3, 4, 16), causal=True).shape
+      torch.Size([2, 5, 4, 16])
+    """
+    q, k, v = _unpacked("qkv", qkv, 3)
     return _call(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs
     )  # fmt: skip
@@ -128,7 +157,7 @@ def flash_attn_qkvpacked_func(
 def _varlen(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k) -> dict[str, Any]:
     return dict(
         layout="thd", cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=int(max_seqlen_q), max_seqlen_k=int(max_seqlen_k),
+        max_seqlen_q=integer("max_seqlen_q", max_seqlen_q), max_seqlen_k=integer("max_seqlen_k", max_seqlen_k),
     )  # fmt: skip
 
 
@@ -154,6 +183,10 @@ def flash_attn_varlen_func(
 
     cu_seqlens_q and cu_seqlens_k are int32 prefix sums [sequences + 1]. With block_table (int32
     [sequences, pages]) k and v are pages [pages, page_size, Hkv, D], for inference.
+
+    Raises:
+      TypeError: an argument that is no dense CPU tensor, or dtypes that differ.
+      ValueError: shapes, prefix sums or options that do not fit.
 
     Example:
       >>> import torch
@@ -191,8 +224,17 @@ def flash_attn_varlen_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """flash_attn_varlen_func with k and v packed as kv [total_k, 2, Hkv, D]."""
-    k, v = kv.unbind(-3)
+    """flash_attn_varlen_func with k and v packed as kv [total_k, 2, Hkv, D], which raises the same.
+
+    Example:
+      >>> import torch
+      >>> from fa2_cpu.flash_attn import flash_attn_varlen_kvpacked_func
+      >>> ends = torch.tensor([0, 3, 8], dtype=torch.int32)
+      >>> q, kv = torch.randn(8, 4, 16), torch.randn(8, 2, 2, 16)
+      >>> flash_attn_varlen_kvpacked_func(q, kv, ends, ends, 5, 5, causal=True).shape
+      torch.Size([8, 4, 16])
+    """
+    k, v = _unpacked("kv", kv, 2)
     return _call(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs,
         **_varlen(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
@@ -212,8 +254,16 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """flash_attn_varlen_func with q, k and v packed as qkv [total, 3, H, D]."""
-    q, k, v = qkv.unbind(-3)
+    """flash_attn_varlen_func with q, k and v packed as qkv [total, 3, H, D], which raises the same.
+
+    Example:
+      >>> import torch
+      >>> from fa2_cpu.flash_attn import flash_attn_varlen_qkvpacked_func
+      >>> ends = torch.tensor([0, 3, 8], dtype=torch.int32)
+      >>> flash_attn_varlen_qkvpacked_func(torch.randn(8, 3, 4, 16), ends, 5, causal=True).shape
+      torch.Size([8, 4, 16])
+    """
+    q, k, v = _unpacked("qkv", qkv, 3)
     return _call(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs,
         **_varlen(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen),
@@ -230,7 +280,8 @@ def install_as_flash_attn(*, metadata: bool = False) -> None:
       metadata: also let importlib.metadata find the distribution flash-attn, and transformers take
         attn_implementation="flash_attention_2" on a CPU.
 
-    Raises RuntimeError where another flash_attn is imported already.
+    Raises:
+      RuntimeError: another flash_attn is imported already.
     """
     _flash_attn_alias.install(__name__)
     if metadata:

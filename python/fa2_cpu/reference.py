@@ -22,7 +22,7 @@ __all__ = ["attention_backward", "attention_forward"]
 
 @with_options(AttentionOptions, DEFAULTS)
 def attention_forward(q: Array, k: Array, v: Array, **options: Unpack[AttentionOptions]) -> tuple[Any, Any]:
-    """fa2_cpu.attention_forward in float64: (out, lse), both float64.
+    """fa2_cpu.attention_forward in float64: (out, lse), both float64. Raises what that raises.
 
     Example:
       >>> import numpy as np, fa2_cpu as fa2
@@ -38,5 +38,13 @@ def attention_forward(q: Array, k: Array, v: Array, **options: Unpack[AttentionO
 def attention_backward(
     dout: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, **options: Unpack[BackwardOptions]
 ) -> Gradients:
-    """fa2_cpu.attention_backward in float64: gradients in float64, or in grad_dtype."""
+    """fa2_cpu.attention_backward in float64: gradients in float64, or in grad_dtype. Raises what that raises.
+
+    Example:
+      >>> import numpy as np, fa2_cpu as fa2
+      >>> q = np.ones((1, 1, 3, 4), np.float32)
+      >>> out, lse = fa2.reference.attention_forward(q, q, q)
+      >>> fa2.reference.attention_backward(q, q, q, q, out, lse).dv[0, 0, :, 0].round(6).tolist()
+      [1.0, 1.0, 1.0]
+    """
     return backward(dout, q, k, v, out, lse, dict(options), reference=True)

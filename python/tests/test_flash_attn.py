@@ -160,6 +160,26 @@ def test_padding():
     assert torch.equal(padded, x * mask[..., None])
     padded.sum().backward()
     assert torch.equal(x.grad, mask[..., None].expand(3, 7, 4).float())
+    several = torch.tensor([[2, 3, 0, 0, 0, 0, 0], [0] * 7, [1, 4, 2, 0, 0, 0, 0]])
+    rows, indices, starts, longest = bert_padding.unpad_input_for_concatenated_sequences(x, several)
+    assert indices.tolist() == [*range(5), *range(14, 21)] and starts.tolist() == [0, 2, 5, 6, 10, 12] and longest == 4
+    assert torch.equal(rows, x.flatten(0, 1)[indices])
+
+
+def test_wrong_calls_are_sentences():
+    q = torch.randn(1, 5, 2, 8)
+    for call, error, sentence in (
+        (lambda: flash_attn.flash_attn_func([1.0], q, q), TypeError, "q is of type list"),
+        (lambda: flash_attn.flash_attn_func(q, q, q, dropout_p="a"), TypeError, "dropout_p is 'a'; it must be a number"),
+        (lambda: flash_attn.flash_attn_func(q, q, q, window_size=3), TypeError, r"window is 3; it must be a pair"),
+        (lambda: flash_attn.flash_attn_qkvpacked_func(q), ValueError, r"qkv has shape .* it must be \[..., 3, heads, D\]"),
+        (lambda: flash_attn.flash_attn_kvpacked_func(q, None), TypeError, "kv is of type NoneType"),
+        (lambda: flash_attn.flash_attn_varlen_func(q[0], q[0], q[0], torch.tensor([0, 5]), torch.tensor([0, 5]), "a", 5),
+         TypeError, "max_seqlen_q is 'a'; it must be an int"),
+        (lambda: flash_attn.flash_attn_with_kvcache(q, None, q), TypeError, "k_cache is of type NoneType"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=sentence):
+            call()
 
 
 def test_alias():

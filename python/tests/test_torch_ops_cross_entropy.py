@@ -106,14 +106,23 @@ def test_linear_cross_entropy(dtype, chunks, monkeypatch):
                 assert grad.dtype == dtype and _error(grad, want) <= scale * 2 * BOUNDS[dtype], options
 
 
-def test_class_weights_of_linear_cross_entropy():
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_class_weights_of_linear_cross_entropy(smoothing, chunks, monkeypatch):
     _, states, weight, _, target = _case(torch.float64)
+    monkeypatch.setattr(_linear_cross_entropy, "_CHUNK_BYTES", -(-13 // chunks) * 37 * 8)
     classes = torch.rand(37, dtype=torch.float64)
-    for reduction in ("mean", "sum", "none"):
-        loss = ft.linear_cross_entropy(states, weight, target, weight=classes, reduction=reduction)
-        torch.testing.assert_close(loss, _reference(states @ weight.T, target, classes, reduction))
-    with pytest.raises(ValueError, match="weight and label_smoothing"):
-        ft.linear_cross_entropy(states, weight, target, weight=classes, label_smoothing=0.1)
+    for reduction, num_items in (("mean", None), ("mean", 7.5), ("sum", None), ("none", None)):
+        options = dict(reduction=reduction, label_smoothing=smoothing, z_loss=1e-2, num_items=num_items)
+        loss, _, z_part = ft.linear_cross_entropy(states, weight, target, weight=classes, return_stats=True, **options)
+        expected = _reference(states @ weight.T, target, classes, **options)
+        torch.testing.assert_close(loss, expected)
+        without = _reference(states @ weight.T, target, classes, **{**options, "z_loss": 0.0})
+        torch.testing.assert_close(z_part, (expected - without).sum())
+        factor = torch.linspace(0.5, 1.5, 13).double() if reduction == "none" else torch.tensor(0.75).double()
+        grads = (torch.autograd.grad(x, (states, weight), factor) for x in (loss, expected))
+        for grad, want in zip(*grads):
+            torch.testing.assert_close(grad, want)
 
 
 def test_stats_and_nothing_counted():
@@ -232,8 +241,30 @@ def test_wrong_calls_are_sentences():
         ft.linear_cross_entropy(states, weight, target[:3])
     with pytest.raises(TypeError, match="linear_weight is torch.float64"):
         ft.linear_cross_entropy(states, weight.double(), target)
-    with pytest.raises(ValueError, match="label_smoothing is 2"):
-        ft.cross_entropy(logits, target, label_smoothing=2.0)
+    both = (lambda *a, **k: ft.cross_entropy(logits, *a, **k), lambda *a, **k: ft.linear_cross_entropy(states, weight, *a, **k))
+    for call in both:
+        for given, error, sentence in (
+            (dict(label_smoothing=2.0), ValueError, "label_smoothing is 2"),
+            (dict(label_smoothing="a"), TypeError, "label_smoothing is 'a'; it must be a number"),
+            (dict(z_loss=None), TypeError, "z_loss is None; it must be a number"),
+            (dict(ignore_index=1.5), TypeError, "ignore_index is 1.5; it must be an int"),
+            (dict(num_items="x"), TypeError, "num_items is 'x'; it must be a number"),
+            (dict(num_items=torch.ones(2)), ValueError, "num_items has shape"),
+            (dict(num_items=float("nan")), ValueError, "num_items is nan; it must be a finite number"),
+            (dict(weight=torch.ones(36)), ValueError, "weight has shape .36,.; it must be .37,."),
+            (dict(weight=torch.ones(37, requires_grad=True)), TypeError, "weight requires grad"),
+            (dict(weight=[1.0] * 37), TypeError, "weight is of type list"),
+        ):  # fmt: skip
+            with pytest.raises(error, match=sentence):
+                call(target, **given)
+        for options in (dict(weight=torch.ones(37)), dict(weight=torch.ones(37), label_smoothing=0.1)):
+            with pytest.raises(ValueError, match=r"targets\[\d+\] is 37; it must be in \[0, 37\)"):
+                call(wrong, **options)
+        for bad in ([1] * 13, target.to("meta"), target.to(torch.int16), target.bool()):
+            with pytest.raises(TypeError, match="target is"):
+                call(bad)
+    with pytest.raises(ValueError, match="probabilities must be of input's"):
+        ft.cross_entropy(logits, torch.ones(13, 36))
 
 
 def test_logits_are_never_whole():

@@ -226,6 +226,30 @@ def test_wrong_calls_are_sentences():
         ft.swiglu(x, x.float())
     with pytest.raises(ValueError, match="with 4 heads"):
         ft.causal_attention(x[0], x[0], x[0], 4)
+    table, cos = _randn(5, 4), angles.detach().repeat(1, 2)[None]
+    for call, error, sentence in (
+        (lambda: ft.rms_norm(x, 3.5), TypeError, "normalized_shape is 3.5; it must be an int"),
+        (lambda: ft.rms_norm(x, ()), ValueError, "its last sizes must be normalized_shape"),
+        (lambda: ft.rms_norm(x, 6, eps="a"), TypeError, "eps is 'a'; it must be a number"),
+        (lambda: ft.rms_norm(x, 6, offset=None), TypeError, "offset is None; it must be a number"),
+        (lambda: ft.softmax(x, 4), ValueError, r"dim is 4; it must be in \[-4, 4\)"),
+        (lambda: ft.softmax(x, "a"), TypeError, "dim is 'a'; it must be an int"),
+        (lambda: ft.softmax(x, dtype=torch.int32), TypeError, "dtype is torch.int32"),
+        (lambda: ft.softmax([1.0], dtype=torch.float32), TypeError, "input is of type list"),
+        (lambda: ft.embedding([1], table), TypeError, "input is of type list"),
+        (lambda: ft.embedding(torch.ones(2), table), TypeError, "input is torch.float32; it must be int32 or int64"),
+        (lambda: ft.embedding(torch.tensor([1, 5, -2]), table), ValueError, r"input has 5; ids must be in \[0, 5\)"),
+        (lambda: ft.embedding(torch.tensor([1]), table, "a"), TypeError, "padding_idx is 'a'; it must be an int"),
+        (lambda: ft.apply_rotary_emb(x, cos[0, :, :3], cos[0, :, :2]), ValueError, "cos and sin have last sizes 3 and 2"),
+        (lambda: ft.apply_rotary_emb(x, cos[..., :3].expand(2, 3, 3), cos[..., :3]), ValueError, "with B = 1"),
+        (lambda: ft.apply_rotary_emb(x, cos[0, :, :3], cos[0, :, :3], interleaved="no"), TypeError, "interleaved is 'no'"),
+        (lambda: ft.apply_rotary_pos_emb(x, x, cos, cos, 0), ValueError, "unsqueeze_dim is 0; it must be 1"),
+        (lambda: ft.apply_rotary_pos_emb(x, x, cos[..., :2], cos), ValueError, "cos has shape .1, 3, 2."),
+        (lambda: ft.apply_rotary_pos_emb([x], x, cos, cos), TypeError, "q is of type list"),
+        (lambda: ft.causal_attention(x[0], x[0], x[0], 2.0), TypeError, "num_heads is 2.0; it must be an int"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=sentence):
+            call()
     with pytest.raises(NotImplementedError, match="second derivative"):
         torch.autograd.grad(torch.autograd.grad(ft.softmax(x).square().sum(), x, create_graph=True)[0].sum(), x)
 

@@ -74,6 +74,51 @@ def test_profilers_show_the_operators_name(qkv, sdpa):
     assert not any(name.startswith("GeneratedBackwardFor") for name in names)
 
 
+_TARGET = torch.tensor([3, -100, 0])
+_ANGLES = torch.outer(torch.arange(3.0), torch.tensor([1.0, 0.3])).double()
+# Functions of x [3, 6] and of a weight [5, 6], and the same by PyTorch.
+STEP = {
+    "rms_norm": (lambda x, w: fa2_cpu.torch.rms_norm(x, (6,), w[0], 1e-6, offset=1.0),
+                 lambda x, w: F.rms_norm(x, (6,), w[0] + 1, 1e-6)),
+    "softmax": (lambda x, w: fa2_cpu.torch.softmax(x, 0), lambda x, w: torch.softmax(x, 0)),
+    "swiglu": (lambda x, w: fa2_cpu.torch.swiglu(x, w[:3]), lambda x, w: F.silu(x) * w[:3]),
+    "embedding": (lambda x, w: fa2_cpu.torch.embedding(torch.tensor([4, 0, 4]), w), lambda x, w: w[[4, 0, 4]]),
+    "rotary": (lambda x, w: fa2_cpu.torch.apply_rotary_emb(x[None, None], _ANGLES.cos(), _ANGLES.sin()),
+               lambda x, w: torch.cat((x[:, :2] * _ANGLES.cos() - x[:, 2:4] * _ANGLES.sin(),
+                                       x[:, 2:4] * _ANGLES.cos() + x[:, :2] * _ANGLES.sin(), x[:, 4:]), 1)[None, None]),
+    "cross_entropy": (lambda x, w: fa2_cpu.torch.cross_entropy(x, _TARGET), lambda x, w: F.cross_entropy(x, _TARGET)),
+    "linear_cross_entropy": (lambda x, w: fa2_cpu.torch.linear_cross_entropy(x, w, _TARGET, z_loss=0.1),
+                             lambda x, w: F.cross_entropy(x @ w.T, _TARGET)
+                             + 0.1 * torch.logsumexp(x @ w.T, 1)[::2].square().mean()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STEP)
+def test_transforms_of_the_rest_of_a_step(name):
+    ours, plain = STEP[name]
+    generator = torch.Generator().manual_seed(1)
+    x, w, dx, dw = (torch.randn(n, 6, generator=generator, dtype=torch.float64) for n in (3, 5, 3, 5))
+    torch.testing.assert_close(jvp(ours, (x, w), (dx, dw)), jvp(plain, (x, w), (dx, dw)))
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(ours(forward_ad.make_dual(x, dx), forward_ad.make_dual(w, dw))).tangent
+    torch.testing.assert_close(tangent, jvp(plain, (x, w), (dx, dw))[1])
+    grads = [grad(lambda x, w: function(x, w).square().sum(), (0, 1)) for function in (ours, plain)]
+    batch = torch.stack((x, dx)), torch.stack((w, dw))
+    torch.testing.assert_close(*(g(x, w) for g in grads))
+    torch.testing.assert_close(*(vmap(g)(*batch) for g in grads))
+
+
+def test_profilers_name_the_rest_of_a_step():
+    x = torch.randn(200, 300, requires_grad=True)
+    fa2_cpu.torch.swiglu(x, x)  # what the first call does besides
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        fa2_cpu.torch.swiglu(x, x)
+    times = {}
+    for event in profile.key_averages():
+        times[event.key] = times.get(event.key, 0) + event.self_cpu_time_total
+    assert times["fa2::swiglu"] > sum(time for name, time in times.items() if name.startswith("GeneratedBackwardFor"))
+
+
 def test_one_knows_whether_fa2_is_in_place():
     assert not fa2_cpu.torch.is_active()
     replacement = fa2_cpu.torch.replace_sdpa()

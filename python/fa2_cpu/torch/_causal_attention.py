@@ -7,7 +7,7 @@ from typing import Optional
 
 from torch import Tensor
 
-from fa2_cpu.torch._library import check_float
+from fa2_cpu.torch._library import check_float, integer
 from fa2_cpu.torch._ops import attention
 from fa2_cpu.torch._sdpa import autocast
 
@@ -35,7 +35,8 @@ def causal_attention(
       >>> fa2.causal_attention(q, k, v, num_heads=4, num_kv_heads=2).shape
       torch.Size([2, 6, 64])
     """
-    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    num_heads = integer("num_heads", num_heads)
+    num_kv_heads = num_heads if num_kv_heads is None else integer("num_kv_heads", num_kv_heads)
     for name, x, heads in (("q", q, num_heads), ("k", k, num_kv_heads), ("v", v, num_kv_heads)):
         check_float(name, x)
         if x.dim() != 3 or heads < 1 or x.shape[-1] % heads:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -10,7 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fa2_cpu import _core
-from fa2_cpu.torch._library import check_float, number_of, operator, rows, threads
+from fa2_cpu.torch._library import (
+    by_pytorch, check_float, check_index, integer, number, number_of, operator, rows, threads,
+)  # fmt: skip
+from fa2_cpu.torch._tensors import check_dense, unwatched
 
 
 class Divided(NamedTuple):
@@ -20,28 +24,61 @@ class Divided(NamedTuple):
     weights: Optional[Tensor]  # factors of positions, f32 or f64 [positions]
 
 
-def divide(
-    positions_counted: int, weights: Optional[Tensor], reduction: str, num_items: Optional[Tensor]
-) -> Divided:
-    """The divisor: num_items for the mean where given, else what counts, weighted; 1 where nothing counts."""
+def divisor_of(positions_counted: int, weights: Optional[Tensor], reduction: str, num_items: Optional[Tensor]) -> float:
+    """num_items for the mean where given, else what counts, weighted; 1 where nothing counts."""
     if reduction != "mean":
-        return Divided(1, weights)
-    if num_items is not None:
-        divisor = float(num_items)
-    else:
+        return 1.0
+    if num_items is None:
         divisor = float(positions_counted if weights is None else weights.sum())
+    else:
+        divisor = float(num_items)
+        if not (math.isfinite(divisor) and divisor >= 0.0):
+            raise ValueError(f"num_items is {divisor}; it must be a finite number, not below 0")
+    return divisor if divisor != 0.0 else 1.0
+
+
+def divide(
+    positions_counted: int, weights: Optional[Tensor], reduction: str, num_items: Optional[Tensor], dtype: torch.dtype
+) -> Divided:
+    """The divisor as the core takes it: an int, or within the weights, which are of dtype."""
+    divisor = divisor_of(positions_counted, weights, reduction, num_items)
     if divisor == int(divisor):
-        return Divided(max(1, int(divisor)), weights)
-    return Divided(1, torch.tensor([1.0 / divisor]) if weights is None else weights / divisor)
+        return Divided(int(divisor), weights)
+    return Divided(1, torch.tensor([1.0 / divisor], dtype=dtype) if weights is None else weights / divisor)
 
 
 def loss_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def check_reduction(reduction: str) -> None:
+class Options(NamedTuple):
+    """Of both cross entropies, checked."""
+
+    ignore_index: int
+    reduction: str
+    label_smoothing: float
+    z_loss: float
+    num_items: Optional[Tensor]
+
+
+def check_options(ignore_index: Any, reduction: Any, label_smoothing: Any, z_loss: Any, num_items: Any) -> Options:
     if reduction not in ("none", "sum", "mean"):
         raise ValueError(f'reduction is "{reduction}"; it must be "none", "sum" or "mean"')
+    label_smoothing, z_loss = number("label_smoothing", label_smoothing), number("z_loss", z_loss)
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing is {label_smoothing}; it must be in [0, 1]")
+    ignore_index = integer("ignore_index", ignore_index)
+    return Options(ignore_index, reduction, label_smoothing, z_loss, number_of("num_items", num_items))
+
+
+def check_class_weight(weight: Optional[Tensor], classes: int) -> None:
+    if weight is None:
+        return
+    check_float("weight", weight)
+    if weight.shape != (classes,):
+        raise ValueError(f"weight has shape {tuple(weight.shape)}; it must be ({classes},), a factor of each class")
+    if weight.requires_grad and torch.is_grad_enabled():
+        raise TypeError("weight requires grad; the loss has no gradient of class weights")
 
 
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
@@ -77,7 +114,7 @@ def _kernel(logits, target, weights, ignore_index, reduction, label_smoothing, z
     )
     loss, counted, z_part, dlogits = results
     counted.copy_((target != ignore_index).sum())
-    divided = divide(int(counted), weights, reduction, num_items)
+    divided = divide(int(counted), weights, reduction, num_items, loss.dtype)
     factors = divided.weights
     _core.cross_entropy(
         rows(logits), target, ignore_index,
@@ -120,17 +157,32 @@ def position_weights(
     """The class weight of every position, 0 where ignored."""
     if weight is None:
         return None
-    ignored = target == ignore_index
+    # Targets out of range are left to the core, which names them.
+    ignored = (target == ignore_index) | (target < 0) | (target >= weight.shape[0])
     return weight.detach().to(loss_dtype(dtype))[target.masked_fill(ignored, 0)].masked_fill(ignored, 0.0)
 
 
-def _by_formula(input, target, weight, ignore_index, reduction, label_smoothing, z_loss, num_items):
-    """What the core has not: targets that are probabilities, class weights with smoothing."""
+def check_range(target: Tensor, ignore_index: int, classes: int) -> None:
+    """ValueError for a target that is no class."""
+    flat = target.reshape(-1)
+    wrong = ((flat != ignore_index) & ((flat < 0) | (flat >= classes))).nonzero()
+    if len(wrong):
+        raise ValueError(f"targets[{int(wrong[0])}] is {int(flat[wrong[0]])}; it must be in [0, {classes})")
+
+
+def by_formula(input, target, weight, ignore_index, reduction, label_smoothing, z_loss, num_items):
+    """(loss, positions that count, z_loss's part) by PyTorch's operators. The core has no targets that are probabilities, no
+    class weights with smoothing, and no rules for torch.func."""
     wide = input.to(loss_dtype(input.dtype))
+    classes_dim = 1 if input.dim() > 1 else 0
     weight = None if weight is None else weight.to(wide.dtype)
-    z = z_loss * torch.logsumexp(wide, 1 if input.dim() > 1 else 0).square()
+    z = z_loss * torch.logsumexp(wide, classes_dim).square()
     probabilities = target.is_floating_point()
-    if not probabilities:
+    if probabilities:
+        target = target.to(wide.dtype)
+    else:
+        if unwatched((target,)):
+            check_range(target, ignore_index, input.shape[classes_dim])
         factor = (target != ignore_index).to(wide.dtype)
         if weight is not None:
             factor = factor * weight[target.masked_fill(target == ignore_index, 0)]
@@ -186,7 +238,7 @@ def cross_entropy(
 
     Raises:
       TypeError: an input that is not on the CPU or not of a float dtype.
-      ValueError: shapes that do not fit, or a target out of range, by its position and value.
+      ValueError: shapes or options that do not fit, or a target out of range, by its position and value.
 
     Example:
       >>> import torch, fa2_cpu.torch as fa2
@@ -198,22 +250,31 @@ def cross_entropy(
       >>> loss.backward()  # logits.grad
     """
     check_float("input", input)
+    if input.dim() == 0:
+        raise ValueError("input has no dimension; it must be [C], [N, C] or [N, C, d1, …]")
     if size_average is not None or reduce is not None:
         reduction = torch.nn._reduction.legacy_get_string(size_average, reduce)
-    check_reduction(reduction)
-    num_items = number_of(num_items)
-    if target.is_floating_point() or (weight is not None and label_smoothing != 0.0):
-        result = _by_formula(input, target, weight, ignore_index, reduction, label_smoothing, z_loss, num_items)
-        return result if return_stats else result[0]
-    shape = target.shape
+    options = check_options(ignore_index, reduction, label_smoothing, z_loss, num_items)
     logits = input.unsqueeze(0) if input.dim() == 1 else input.movedim(1, -1)
-    if logits.shape[:-1].numel() != target.numel() or (input.dim() > 1 and logits.shape[:-1] != shape):
-        raise ValueError(f"target has shape {tuple(shape)}; it must be input's, {tuple(input.shape)}, without C")
+    check_class_weight(weight, logits.shape[-1])
+    check_dense("target", target)
+    shape = target.shape
+    probabilities = target.is_floating_point()
+    if probabilities:
+        check_float("target", target)
+        if shape != input.shape:
+            raise ValueError(f"target has shape {tuple(shape)}; probabilities must be of input's, {tuple(input.shape)}")
+    else:
+        check_index("target", target)
+        if logits.shape[:-1].numel() != target.numel() or (input.dim() > 1 and logits.shape[:-1] != shape):
+            raise ValueError(f"target has shape {tuple(shape)}; it must be input's, {tuple(input.shape)}, without C")
+    if probabilities or (weight is not None and options.label_smoothing != 0.0) or by_pytorch():
+        result = by_formula(input, target, weight, *options)
+        return result if return_stats else result[0]
     flat = target.reshape(-1)
     loss, counted, z_part, _ = _op(
-        logits.reshape(-1, logits.shape[-1]), flat, position_weights(weight, flat, ignore_index, input.dtype),
-        ignore_index, reduction, label_smoothing, z_loss, num_items,
-        input.requires_grad and torch.is_grad_enabled(),
+        logits.reshape(-1, logits.shape[-1]), flat, position_weights(weight, flat, options.ignore_index, input.dtype),
+        *options, input.requires_grad and torch.is_grad_enabled(),
     )  # fmt: skip
-    loss = loss.reshape(shape) if reduction == "none" else loss
+    loss = loss.reshape(shape) if options.reduction == "none" else loss
     return (loss, counted, z_part) if return_stats else loss

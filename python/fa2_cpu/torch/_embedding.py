@@ -10,7 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fa2_cpu import _core
-from fa2_cpu.torch._library import check_float, operator, rows, threads
+from fa2_cpu.torch._library import by_pytorch, check_float, check_index, integer, operator, rows, threads
+
+
+def _forward(ids: Tensor, weight: Tensor, padding_idx: int) -> Tensor:
+    try:
+        return torch.embedding(weight.detach(), ids)
+    except IndexError:
+        wrong = ids[(ids < 0) | (ids >= weight.shape[0])][0]
+        raise ValueError(f"input has {int(wrong)}; ids must be in [0, {weight.shape[0]}), the rows of weight") from None
 
 
 def _backward(dy: Tensor, ids: Tensor, num_embeddings: int, padding_idx: int) -> Tensor:
@@ -40,7 +48,7 @@ def _differentiate(ctx, dy):
 
 _op = operator(
     "embedding(Tensor ids, Tensor weight, SymInt padding_idx) -> Tensor",
-    lambda ids, weight, padding_idx: torch.embedding(weight.detach(), ids),
+    _forward,
     lambda ids, weight, padding_idx: weight.new_empty((*ids.shape, weight.shape[1])),
     _differentiate,
     _save,
@@ -63,8 +71,8 @@ def embedding(
     scale_grad_by_freq and sparse are left to PyTorch's function.
 
     Raises:
-      TypeError: a weight that is not on the CPU or not of a float dtype.
-      ValueError: a weight of other than two dimensions, or a padding_idx out of range.
+      TypeError: a weight that is not on the CPU or not of a float dtype, or ids that are no integers.
+      ValueError: a weight of other than two dimensions, or an id or a padding_idx out of range.
 
     Example:
       >>> import torch, fa2_cpu.torch as fa2
@@ -73,12 +81,14 @@ def embedding(
       >>> table.grad[[2, 3, 7], 0].tolist()
       [0.0, 2.0, 1.0]
     """
+    check_index("input", input)
     check_float("weight", weight)
     if weight.dim() != 2:
         raise ValueError(f"weight has shape {tuple(weight.shape)}; it must be [num_embeddings, D]")
-    if max_norm is not None or scale_grad_by_freq or sparse:
+    if max_norm is not None or scale_grad_by_freq or sparse or by_pytorch():
         return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     size = weight.shape[0]
+    padding_idx = None if padding_idx is None else integer("padding_idx", padding_idx)
     if padding_idx is not None and not -size <= padding_idx < size:
         raise ValueError(f"padding_idx is {padding_idx}; it must be in [-{size}, {size})")
     padding = -1 if padding_idx is None else padding_idx % size

@@ -9,8 +9,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from fa2_cpu.torch._compute import POOL, num_threads
-from fa2_cpu.torch._tensors import FLOATS, check_tensor, plain
+from fa2_cpu import _options
+from fa2_cpu.torch._compute import POOL, num_threads, under_its_name
+from fa2_cpu.torch._tensors import FLOATS, check_tensor, plain, transformed
 
 _LIBRARY = torch.library.Library("fa2", "FRAGMENT")
 
@@ -25,7 +26,8 @@ def operator(
     """Registers fa2::<schema> for CPU tensors; without `backward` it refuses to be differentiated."""
     name = schema.partition("(")[0]
     _LIBRARY.define(schema, tags=torch.Tag.pt2_compliant_tag)
-    _LIBRARY.impl(name, kernel, "CPU")
+    # PyTorch runs the kernel of a differentiable operator in a function called GeneratedBackwardFor….
+    _LIBRARY.impl(name, under_its_name(f"fa2::{name}", kernel), "CPU")
     torch.library.register_fake(f"fa2::{name}", fake, lib=_LIBRARY)
     torch.library.register_autograd(
         f"fa2::{name}", backward or _no_derivative(name), setup_context=setup_context, lib=_LIBRARY
@@ -38,6 +40,16 @@ def _no_derivative(name: str) -> Callable[..., Any]:
         raise NotImplementedError(f"fa2::{name} has no derivative; a second derivative needs PyTorch's own operators")
 
     return backward
+
+
+def by_pytorch() -> bool:
+    """Whether torch.func or forward-mode AD is under way: the operators here have no rules for these, PyTorch's have."""
+    return not torch.compiler.is_compiling() and transformed()
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in the dtype of sums, f32 or f64."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def threads() -> dict[str, Any]:
@@ -69,6 +81,32 @@ def check_same(name: str, x: Tensor, like_name: str, like: Tensor) -> None:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be {tuple(like.shape)}, that of {like_name}")
 
 
-def number_of(x: Any) -> Optional[Tensor]:
-    """A number as a tensor, which a compiled graph takes as an input."""
-    return x if x is None or isinstance(x, Tensor) else torch.tensor(x, dtype=torch.float64)
+def check_index(name: str, x: Tensor) -> None:
+    check_tensor(name, x)
+    if x.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name} is {x.dtype}; it must be int32 or int64")
+
+
+# Numbers that a compiled graph holds as symbols are numbers already.
+
+
+def number(name: str, x: Any) -> float:
+    """x as a float, or a TypeError."""
+    return x if torch.compiler.is_compiling() else _options.number(name, x)
+
+
+def integer(name: str, x: Any) -> int:
+    """x as an int, or a TypeError."""
+    return int(x) if torch.compiler.is_compiling() else _options.integer(name, x)
+
+
+def number_of(name: str, x: Any) -> Optional[Tensor]:
+    """A number as a tensor of one element, which a compiled graph takes as an input."""
+    if x is None:
+        return None
+    if not isinstance(x, Tensor):
+        return torch.tensor(number(name, x), dtype=torch.float64)
+    check_tensor(name, x)
+    if x.numel() != 1:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be a number or a tensor of one")
+    return x

@@ -11,18 +11,24 @@ from __future__ import annotations
 from typing import Any, Optional
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fa2_cpu import _core
 from fa2_cpu.torch._cross_entropy import (
-    check_reduction,
+    by_formula,
+    check_class_weight,
+    check_options,
+    check_range,
     divide,
+    divisor_of,
     hand_over,
     loss_dtype,
     position_weights,
 )
-from fa2_cpu.torch._library import check_float, number_of, operator, threads
+from fa2_cpu.torch._library import by_pytorch, check_float, check_index, operator, threads
 from fa2_cpu.torch._sdpa import autocast
+from fa2_cpu.torch._weighted_smoothing import losses_and_gradients
 
 # Logits of a chunk: products of some 1,000 rows reach the speed of large ones (32k ids in bf16), and a chunk
 # is small beside a model with such a vocabulary.
@@ -34,8 +40,9 @@ _SHARE_WORTH_GATHERING = 0.9
 
 
 def _allocate(
-    hidden, linear_weight, target, bias, weights, ignore_index, reduction, label_smoothing, z_loss, num_items, wanted
-):
+    hidden, linear_weight, target, bias, weights, ignore_index, reduction, label_smoothing, z_loss, num_items, wanted,
+    class_weight=None,
+):  # fmt: skip
     dtype = loss_dtype(hidden.dtype)
     loss = hidden.new_empty(target.shape if reduction == "none" else (), dtype=dtype)
     grads = (
@@ -71,8 +78,9 @@ class _WeightGradient:
 
 
 def _kernel(
-    hidden, linear_weight, target, bias, weights, ignore_index, reduction, label_smoothing, z_loss, num_items, wanted
-):
+    hidden, linear_weight, target, bias, weights, ignore_index, reduction, label_smoothing, z_loss, num_items, wanted,
+    class_weight=None,
+):  # fmt: skip
     results = _allocate(
         hidden, linear_weight, target, bias, weights, ignore_index, reduction, label_smoothing, z_loss, num_items,
         wanted,
@@ -82,7 +90,13 @@ def _kernel(
     bias = None if bias is None else bias.detach()
     counts = target != ignore_index
     counted.copy_(counts.sum())
-    count, factors = divide(int(counted), weights, reduction, num_items)
+    if class_weight is None:
+        count, factors = divide(int(counted), weights, reduction, num_items, loss.dtype)
+    else:
+        check_range(target, ignore_index, linear_weight.shape[0])
+        own = position_weights(class_weight, target, ignore_index, hidden.dtype)
+        factors = torch.ones(1, dtype=loss.dtype) if weights is None else weights
+        count, factors = 1, factors / divisor_of(int(counted), own, reduction, num_items)
     if factors is not None:
         factors = factors.expand(target.shape)
     losses = torch.zeros(target.shape, dtype=loss.dtype)
@@ -111,12 +125,18 @@ def _kernel(
             torch.mm(here, linear_weight.t(), out=logits)
         else:
             torch.addmm(bias, here, linear_weight.t(), out=logits)
-        _core.cross_entropy(
-            logits, target[rows], ignore_index, None, logits if any(wanted) else None,
-            count=count, label_smoothing=label_smoothing, z_loss=z_loss,
-            weights=None if factors is None else factors[rows], losses=part[rows], z_loss_part=z, **threads(),
-        )  # fmt: skip
-        z_part.add_(z[0])
+        if class_weight is not None:
+            z_part.add_(losses_and_gradients(
+                logits, target[rows], ignore_index, class_weight, label_smoothing, z_loss, factors[rows], part[rows],
+                any(wanted),
+            ))  # fmt: skip
+        else:
+            _core.cross_entropy(
+                logits, target[rows], ignore_index, None, logits if any(wanted) else None,
+                count=count, label_smoothing=label_smoothing, z_loss=z_loss,
+                weights=None if factors is None else factors[rows], losses=part[rows], z_loss_part=z, **threads(),
+            )  # fmt: skip
+            z_part.add_(z[0])
         if wanted[0]:
             torch.mm(logits, linear_weight, out=out[rows])
         if gradient is not None:
@@ -139,37 +159,37 @@ def _kernel(
 
 
 def _save(ctx, inputs, output):
-    hidden, linear_weight, target, bias, weights, *ctx.options, wanted = inputs
+    hidden, linear_weight, target, bias, weights, *ctx.options, wanted, class_weight = inputs
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
     ctx.by_position = ctx.options[1] == "none"
     if ctx.by_position:
-        ctx.save_for_backward(hidden, linear_weight, target, bias, weights)
+        ctx.save_for_backward(hidden, linear_weight, target, bias, weights, class_weight)
     ctx.grads = [g if want else None for g, want in zip(output[3:], wanted)]
 
 
 def _differentiate(ctx, dloss, *unused):
     if dloss is None:
-        return (None,) * 11
+        return (None,) * 12
     if ctx.by_position:
         # The factor of each position is known only now: the pass is made again, with it.
-        hidden, linear_weight, target, bias, weights = ctx.saved_tensors
+        hidden, linear_weight, target, bias, weights, class_weight = ctx.saved_tensors
         ignore_index, _, label_smoothing, z_loss, num_items = ctx.options
         wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[3]]
         results = _op(
             hidden, linear_weight, target, bias, dloss if weights is None else weights * dloss,
-            ignore_index, "sum", label_smoothing, z_loss, num_items, wanted,
+            ignore_index, "sum", label_smoothing, z_loss, num_items, wanted, class_weight,
         )  # fmt: skip
         grads = [g if want else None for g, want in zip(results[3:], wanted)]
     else:
         grads = hand_over(ctx, dloss)
-    return grads[0], grads[1], None, grads[2], *(None,) * 7
+    return grads[0], grads[1], None, grads[2], *(None,) * 8
 
 
 _op = operator(
     "linear_cross_entropy(Tensor hidden, Tensor linear_weight, Tensor target, Tensor? bias, Tensor? weights, "
-    "SymInt ignore_index, str reduction, float label_smoothing, float z_loss, Tensor? num_items, bool[3] wanted) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "SymInt ignore_index, str reduction, float label_smoothing, float z_loss, Tensor? num_items, bool[3] wanted, "
+    "Tensor? class_weight=None) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _kernel, _allocate, _differentiate, _save,
 )  # fmt: skip
 
@@ -196,7 +216,7 @@ def linear_cross_entropy(
       linear_weight: [C, H] in input's dtype.
       target: int32 or int64 [...], each in [0, C) or ignore_index.
       linear_bias: [C] in input's dtype.
-      weight: [C], factor of each class; not with label_smoothing.
+      weight: [C], factor of each class.
       reduction, ignore_index, label_smoothing, z_loss, num_items, return_stats: as in cross_entropy. With
         reduction "none" the backward makes the products again.
 
@@ -216,9 +236,12 @@ def linear_cross_entropy(
     """
     check_float("input", input)
     check_float("linear_weight", linear_weight)
-    check_reduction(reduction)
-    if weight is not None and label_smoothing != 0.0:
-        raise ValueError("weight and label_smoothing are given; use cross_entropy on the logits for both")
+    options = check_options(ignore_index, reduction, label_smoothing, z_loss, num_items)
+    check_index("target", target)
+    if linear_bias is not None:
+        check_float("linear_bias", linear_bias)
+    if input.dim() == 0:
+        raise ValueError("input has no dimension; it must be [..., D]")
     input, linear_weight = autocast(input), autocast(linear_weight)
     bias = None if linear_bias is None else autocast(linear_bias)
     for name, x in (("linear_weight", linear_weight), ("linear_bias", bias)):
@@ -230,15 +253,23 @@ def linear_cross_entropy(
         )
     if bias is not None and bias.shape != linear_weight.shape[:1]:
         raise ValueError(f"linear_bias has shape {tuple(bias.shape)}; it must be ({linear_weight.shape[0]},)")
+    check_class_weight(weight, linear_weight.shape[0])
     if input.shape[:-1] != target.shape:
         raise ValueError(f"target has shape {tuple(target.shape)}; it must be {tuple(input.shape[:-1])}")
     flat = target.reshape(-1)
-    differentiable = reduction != "none" and torch.is_grad_enabled()
+    if by_pytorch():
+        result = by_formula(F.linear(input, linear_weight, bias).flatten(0, -2), flat, weight, *options)
+        loss = result[0].reshape(target.shape) if options.reduction == "none" else result[0]
+        return (loss, *result[1:]) if return_stats else loss
+    differentiable = options.reduction != "none" and torch.is_grad_enabled()
     wanted = [differentiable and x is not None and x.requires_grad for x in (input, linear_weight, bias)]
+    weights = class_weight = None
+    if weight is not None and options.label_smoothing != 0.0:
+        class_weight = weight.detach().to(loss_dtype(input.dtype))
+    else:
+        weights = position_weights(weight, flat, options.ignore_index, input.dtype)
     loss, counted, z_part, *_ = _op(
-        input.reshape(-1, input.shape[-1]), linear_weight, flat, bias,
-        position_weights(weight, flat, ignore_index, input.dtype), ignore_index, reduction, label_smoothing, z_loss,
-        number_of(num_items), wanted,
+        input.reshape(-1, input.shape[-1]), linear_weight, flat, bias, weights, *options, wanted, class_weight,
     )  # fmt: skip
-    loss = loss.reshape(target.shape) if reduction == "none" else loss
+    loss = loss.reshape(target.shape) if options.reduction == "none" else loss
     return (loss, counted, z_part) if return_stats else loss

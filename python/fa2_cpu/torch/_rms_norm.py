@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fa2_cpu import _core
-from fa2_cpu.torch._library import check_float, operator, rows, threads
+from fa2_cpu.torch._library import by_pytorch, check_float, integer, number, operator, rows, threads, wide
 
 
 def _forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -55,6 +55,14 @@ _op = operator(
 )  # fmt: skip
 
 
+def _sizes(normalized_shape: Union[int, Sequence[int]]) -> tuple[int, ...]:
+    if isinstance(normalized_shape, (int, torch.SymInt)):
+        return (normalized_shape,)
+    if isinstance(normalized_shape, (list, tuple)):
+        return tuple(integer("an element of normalized_shape", n) for n in normalized_shape)
+    return (integer("normalized_shape", normalized_shape),)
+
+
 def rms_norm(
     input: Tensor,
     normalized_shape: Union[int, Sequence[int]],
@@ -77,7 +85,7 @@ def rms_norm(
       input's shape and dtype.
 
     Raises:
-      TypeError: an input that is not on the CPU or not of a float dtype.
+      TypeError: an input that is not on the CPU or not of a float dtype, or an option that is no number.
       ValueError: shapes that do not fit.
 
     Example:
@@ -88,7 +96,9 @@ def rms_norm(
       >>> y.sum().backward()  # weight.grad
     """
     check_float("input", input)
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    shape = _sizes(normalized_shape)
+    offset = number("offset", offset)
+    eps = torch.finfo(input.dtype).eps if eps is None else number("eps", eps)
     if not shape or tuple(input.shape[-len(shape) :]) != shape:
         raise ValueError(f"input has shape {tuple(input.shape)}; its last sizes must be normalized_shape, {shape}")
     if weight is None:
@@ -97,13 +107,14 @@ def rms_norm(
         check_float("weight", weight)
         if tuple(weight.shape) != shape:
             raise ValueError(f"weight has shape {tuple(weight.shape)}; it must be normalized_shape, {shape}")
-        wide = torch.float64 if input.dtype == torch.float64 else torch.float32
         if weight.dtype not in (input.dtype, torch.float32) or offset != 0.0:
-            weight = weight.to(wide)
+            weight = weight.to(torch.float64 if input.dtype == torch.float64 else torch.float32)
     if offset != 0.0:
         weight = weight + offset
-    if eps is None:
-        eps = torch.finfo(input.dtype).eps
+    if by_pytorch():
+        x = wide(input)
+        scale = torch.rsqrt(x.square().mean(tuple(range(-len(shape), 0)), keepdim=True) + eps)
+        return (x * scale * weight).to(input.dtype)
     if len(shape) > 1:
         return _op(input.flatten(-len(shape)), weight.flatten(), eps).unflatten(-1, shape)
     return _op(input, weight, eps)

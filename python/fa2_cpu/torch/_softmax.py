@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fa2_cpu import _core
-from fa2_cpu.torch._library import check_float, operator, rows, threads
+from fa2_cpu.torch._library import by_pytorch, check_float, integer, operator, rows, threads
+from fa2_cpu.torch._tensors import FLOATS, check_dense
 
 
 def _like(x: Tensor, *others: Tensor) -> Tensor:
@@ -55,6 +56,7 @@ def softmax(input: Tensor, dim: int = -1, dtype: Optional[torch.dtype] = None) -
 
     Raises:
       TypeError: an input that is not on the CPU or not of a float dtype.
+      ValueError: a dim that input does not have.
 
     Example:
       >>> import torch, fa2_cpu.torch as fa2
@@ -62,8 +64,18 @@ def softmax(input: Tensor, dim: int = -1, dtype: Optional[torch.dtype] = None) -
       >>> torch.testing.assert_close(fa2.softmax(x), torch.softmax(x, -1))
     """
     if dtype is not None:
+        if dtype not in FLOATS:
+            raise TypeError(f"dtype is {dtype!r}; it must be torch.float32, bfloat16, float16 or float64")
+        check_dense("input", input)
+        if input.is_complex():
+            raise TypeError(f"input is {input.dtype}; it must be real")
         input = input.to(dtype)
     check_float("input", input)
-    if input.dim() == 0 or dim in (-1, input.dim() - 1):
+    dim, dims = integer("dim", dim), max(1, input.dim())
+    if not -dims <= dim < dims:
+        raise ValueError(f"dim is {dim}; it must be in [{-dims}, {dims}), as input has shape {tuple(input.shape)}")
+    if by_pytorch():
+        return torch.softmax(input, dim)
+    if dim in (-1, dims - 1):
         return _op(input)
     return _op(input.movedim(dim, -1)).movedim(-1, dim)

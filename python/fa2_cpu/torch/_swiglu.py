@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fa2_cpu import _core
-from fa2_cpu.torch._library import check_float, check_same, operator, rows, threads
+from fa2_cpu.torch._library import by_pytorch, check_float, check_same, operator, rows, threads, wide
 
 
 def _like(gate: Tensor, up: Tensor) -> Tensor:
@@ -71,4 +72,6 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """
     check_float("gate", gate)
     check_same("up", up, "gate", gate)
+    if by_pytorch():
+        return (F.silu(wide(gate)) * up).to(gate.dtype)
     return _op(gate, up)

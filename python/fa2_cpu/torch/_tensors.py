@@ -36,12 +36,17 @@ def plain(x: Optional[Tensor]) -> Optional[Tensor]:
     return None if x is None else x.detach().resolve_neg()
 
 
-def check_tensor(name: str, x: Any) -> None:
-    """TypeError unless x is a dense tensor on the CPU of an element type that the core knows."""
+def check_dense(name: str, x: Any) -> None:
+    """TypeError unless x is a dense tensor on the CPU."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} is of type {type(x).__name__}; it must be a torch.Tensor")
     if not x.is_cpu or x.layout is not torch.strided or x.is_quantized or x.is_nested:
         check_dense_tensor(name, x)
+
+
+def check_tensor(name: str, x: Any) -> None:
+    """TypeError unless x is a dense tensor on the CPU of an element type that the core knows."""
+    check_dense(name, x)
     if x.dtype not in _NUMBERS:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _NUMBERS)
         raise TypeError(f"{name} is {x.dtype}; it must be one of {known}")
