@@ -29,8 +29,14 @@ def _shifted(labels: Optional[Tensor], shift_labels: Optional[Tensor], ignore_in
     return shift_labels
 
 
-def _loss_function(head: Optional[nn.Module]) -> Callable[..., Tensor]:
-    def loss_function(
+class _LossFunction:
+    """The model's loss function. An object, so that a deep copy of the model has one with a head of its own."""
+
+    def __init__(self, head: Optional[nn.Module]) -> None:
+        self._head = head
+
+    def __call__(
+        self,
         logits: Tensor,
         labels: Optional[Tensor],
         vocab_size: int,
@@ -39,6 +45,7 @@ def _loss_function(head: Optional[nn.Module]) -> Callable[..., Tensor]:
         shift_labels: Optional[Tensor] = None,
         **keywords: Any,
     ) -> Tensor:
+        head = self._head
         target = _shifted(labels, shift_labels, ignore_index).reshape(-1)
         flat = logits.reshape(-1, logits.shape[-1])
         if head is not None and getattr(head, _FLAG):
@@ -47,8 +54,6 @@ def _loss_function(head: Optional[nn.Module]) -> Callable[..., Tensor]:
             )
         return cross_entropy(flat, target, ignore_index=ignore_index, num_items=num_items_in_batch)
 
-    return loss_function
-
 
 def _head_forward(self: nn.Module, hidden_states: Tensor) -> Tensor:
     if getattr(self, _FLAG):
@@ -56,17 +61,21 @@ def _head_forward(self: nn.Module, hidden_states: Tensor) -> Tensor:
     return F.linear(hidden_states, self.weight, self.bias)
 
 
-def _model_forward(original: Callable[..., Any], head: nn.Module) -> Callable[..., Any]:
+def _model_forward(original: Callable[..., Any], model: nn.Module) -> Callable[..., Any]:
+    # A method of the model is called with self, which is another model where this one was copied.
+    function = original.__func__ if getattr(original, "__self__", None) is model else None
+
     @functools.wraps(original)
     def forward(self: nn.Module, *args: Any, **keywords: Any) -> Any:
+        call = original if function is None else functools.partial(function, self)
         labels = keywords.get("labels")
         if labels is None or not self.training or not torch.is_grad_enabled():
-            return original(*args, **keywords)
-        setattr(head, _FLAG, True)
+            return call(*args, **keywords)
+        setattr(self.lm_head, _FLAG, True)
         try:
-            outputs = original(*args, **keywords)
+            outputs = call(*args, **keywords)
         finally:
-            setattr(head, _FLAG, False)
+            setattr(self.lm_head, _FLAG, False)
         if isinstance(outputs, tuple):
             return outputs[0], None, *outputs[2:]
         outputs.logits = None
@@ -105,9 +114,9 @@ def replace_loss(model: nn.Module) -> tuple[str, Undo | str]:
         undo = [
             lambda: delattr(head, _FLAG),
             replace_forward(head, _head_forward),
-            replace_forward(model, _with_signature(model.forward, head)),
+            replace_forward(model, _with_signature(model.forward, model)),
         ]
-    model._loss_function = _loss_function(head)
+    model._loss_function = _LossFunction(head)
     undo.append(lambda: delattr(model, "_loss_function"))
 
     def undo_all() -> None:
@@ -117,11 +126,11 @@ def replace_loss(model: nn.Module) -> tuple[str, Undo | str]:
     return ("cross_entropy" if head is None else "linear_cross_entropy"), undo_all
 
 
-def _with_signature(original: Callable[..., Any], head: nn.Module) -> Callable[..., Any]:
+def _with_signature(original: Callable[..., Any], model: nn.Module) -> Callable[..., Any]:
     """The new forward with the old one's parameters, by which trainers choose what to pass."""
     import inspect
 
-    forward = _model_forward(original, head)
+    forward = _model_forward(original, model)
     signature = inspect.signature(original)
     self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     parameters = list(signature.parameters.values())

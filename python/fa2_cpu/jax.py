@@ -16,6 +16,8 @@ import jax.numpy as jnp
 
 from fa2_cpu import _jax_calls
 from fa2_cpu._jax_calls import Options as _Options
+from fa2_cpu._options import number as _number
+from fa2_cpu._options import window_pair as _window_pair
 
 __all__ = ["call_way", "dot_product_attention"]
 
@@ -54,13 +56,40 @@ _attention.defvjp(_forward_rule, _backward_rule)
 _compiled_attention = jax.jit(_attention, static_argnums=0)
 
 
-def _four_dimensions(name: str, x: Optional[Array]) -> Optional[Array]:
-    if x is None:
-        return None
-    x = jnp.asarray(x)
+def _array(name: str, x: Any) -> Array:
+    try:
+        return jnp.asarray(x)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is of type {type(x).__name__}; it must be an array") from None
+
+
+def _four_dimensions(name: str, x: Any) -> Array:
+    x = _array(name, x)
     if x.ndim not in (3, 4):
         raise ValueError(f"{name} has shape {x.shape}; it must have 3 or 4 dimensions")
     return x if x.ndim == 4 else x[None]
+
+
+def _window(size: Any) -> tuple[int, int]:
+    pair = _window_pair(size if isinstance(size, (tuple, list)) else (size, size))
+    if min(pair) < 0:
+        raise ValueError(f"local_window_size is {size!r}; it must be a number of keys, or a pair of them, not below 0")
+    return pair
+
+
+def _lengths(name: str, x: Any, batch: int) -> Array:
+    x = _array(name, x)
+    if not jnp.issubdtype(x.dtype, jnp.integer) or x.shape != (batch,):
+        raise ValueError(f"{name} is {x.dtype} of shape {x.shape}; it must be integers, ({batch},)")
+    return x
+
+
+def _scale(scale: Any, head_dim: int) -> float:
+    if scale is None:
+        return 1 / math.sqrt(max(head_dim, 1))
+    if isinstance(scale, jax.core.Tracer):
+        raise TypeError("scale is traced by JAX; it must be a number that is known then (multiply query by it instead)")
+    return _number("scale", scale)
 
 
 _FLOATS = ("float32", "bfloat16", "float16", "float64")
@@ -129,16 +158,20 @@ def dot_product_attention(
       >>> out.shape, bool(jax.numpy.allclose(out, jax.nn.dot_product_attention(q, k, v), atol=1e-5))
       ((2, 5, 4, 8), True)
     """
-    batched = jnp.ndim(query) == 4
+    query = _array("query", query)
+    batched = query.ndim == 4
     q, k, v = (_four_dimensions(n, x) for n, x in (("query", query), ("key", key), ("value", value)))
-    bias, mask = _four_dimensions("bias", bias), _four_dimensions("mask", mask)
+    bias = None if bias is None else _four_dimensions("bias", bias)
+    mask = None if mask is None else _four_dimensions("mask", mask)
+    if implementation not in (None, "xla", "cudnn"):
+        raise ValueError(f'implementation is {implementation!r}; it must be None, "xla" or "cudnn"')
     if mask is not None and mask.dtype != jnp.bool_:
         raise TypeError(f"mask is {mask.dtype}; it must be bool (an additive mask is a bias)")
     _check(q, k, v, bias, mask)
     queries, keys = q.shape[1], k.shape[1]
     window = (-1, -1)
     if local_window_size is not None:
-        window = (local_window_size,) * 2 if isinstance(local_window_size, int) else tuple(local_window_size)
+        window = _window(local_window_size)
         if not is_causal and queries != keys:
             # Without causality fa2 counts a window from the bottom-right diagonal, JAX from the top-left one.
             distance = jnp.arange(keys)[None, :] - jnp.arange(queries)[:, None]
@@ -146,20 +179,18 @@ def dot_product_attention(
             mask = inside if mask is None else mask & inside
             window = (-1, -1)
     if key_value_seq_lengths is not None:
-        lengths = jnp.asarray(key_value_seq_lengths)
+        lengths = _lengths("key_value_seq_lengths", key_value_seq_lengths, q.shape[0])
         filled = (jnp.arange(keys)[None, :] < lengths[:, None])[:, None, None, :]
         mask = filled if mask is None else mask & filled
     if bias is None:
         combined = mask
     else:
         combined = bias if mask is None else jnp.where(mask, bias, -jnp.inf)
-    options = _Options(
-        1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale), bool(is_causal),
-        (int(window[0]), int(window[1])),
-    )  # fmt: skip
+    options = _Options(_scale(scale, q.shape[-1]), bool(is_causal), window)
     out, lse = _compiled_attention(options, q, k, v, combined)
     if query_seq_lengths is not None:
-        inside = jnp.arange(queries)[None, :] < jnp.asarray(query_seq_lengths)[:, None]
+        lengths = _lengths("query_seq_lengths", query_seq_lengths, q.shape[0])
+        inside = jnp.arange(queries)[None, :] < lengths[:, None]
         out = jnp.where(inside[:, :, None, None], out, 0)
     if not batched:
         out = out[0]

@@ -140,6 +140,27 @@ def test_what_is_refused(two, name):
     assert all(sentence in text for _, text in two.refusals(refused, *arguments))
 
 
+def wrong_on_one(rank, world, transformers_model):
+    """Rank 1 alone hides a token, or has another dtype for its keys."""
+    with fd.context_parallel():
+        if transformers_model:
+            mask = torch.ones(1, 8, dtype=torch.long)
+            mask[0, 0] = rank == 0
+            model_of("llama", "fa2")(torch.zeros(1, 8, dtype=torch.long), attention_mask=mask)
+        else:
+            q = torch.ones(1, 2, 8, 4)
+            F.scaled_dot_product_attention(q, q.double() if rank == 1 else q, q)
+
+
+@pytest.mark.parametrize("transformers_model", [False, True])
+def test_what_one_rank_has_wrong_is_said_on_all(two, transformers_model):
+    if transformers_model:
+        pytest.importorskip("transformers")
+    sentence = "attention_mask hides tokens" if transformers_model else "query, key and value are torch.float32, torch.float64"
+    said = two.refusals(wrong_on_one, transformers_model)
+    assert all(f"on rank 1 of the group: {sentence}" in text for _, text in said), said
+
+
 def left_alone(rank, world):
     import transformers
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS

@@ -111,6 +111,21 @@ def test_remove_gives_everything_back():
     assert torch.equal(again.loss, expected.loss) and torch.equal(again.logits, expected.logits)
 
 
+def test_a_copy_computes_with_its_own_parameters():
+    model = _model("Llama").train()
+    batch = next(_batches(1))
+    with fa2_cpu.hf.accelerate(model):
+        expected = model(**batch).loss
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        loss = other(**batch).loss
+        loss.backward()
+    assert torch.equal(loss, expected) and torch.equal(other(**batch).loss, expected)
+    assert all(p.grad is not None for p in other.parameters()) and all(p.grad is None for p in model.parameters())
+
+
 def test_logits_outside_training():
     """Evaluation and generation have their logits; a Trainer finds the signature it looks at."""
     model = _model("Llama")

@@ -121,6 +121,15 @@ def test_errors(rng):
     refuses(ValueError, "bias has shape .* broadcastable", q, k, v, bias=jnp.zeros((1, 3, 19, 23)))
     refuses(ValueError, "mask has shape .* broadcastable", q, k, v, mask=jnp.ones((1, 1, 19, 22), bool))
     refuses(TypeError, "bias is bool", q, k, v, bias=jnp.ones((1, 1, 19, 23), bool))
+    refuses(TypeError, "query is of type str; it must be an array", "q", k, v)
+    refuses(TypeError, "scale is 'a'; it must be a number", q, k, v, scale="a")
+    refuses(TypeError, "window is .1, 2, 3.; it must be a pair", q, k, v, local_window_size=(1, 2, 3))
+    refuses(ValueError, "local_window_size is -5", q, k, v, local_window_size=-5)
+    refuses(ValueError, "key_value_seq_lengths is int32 of shape .3,.; it must be integers, .2,.", q, k, v,
+            key_value_seq_lengths=jnp.ones(3, jnp.int32))  # fmt: skip
+    refuses(ValueError, "implementation is 'triton'", q, k, v, implementation="triton")
+    with pytest.raises(TypeError, match="scale is traced by JAX"):
+        jax.eval_shape(lambda s: fa2_cpu.jax.dot_product_attention(q, k, v, scale=s), 0.5)
     with pytest.raises(TypeError, match="mask is float32"):
         fa2_cpu.jax.dot_product_attention(q, k, v, mask=jnp.zeros((1, 1, 19, 23)))
     with pytest.raises(ValueError, match="query has shape"):

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NoReturn, Optional
 
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from fa2_cpu.distributed import _agree
 from fa2_cpu.distributed._attention import run
 from fa2_cpu.distributed._options import METHODS, Call
 from fa2_cpu.distributed._parts import _check_shards
@@ -31,6 +32,15 @@ class Settings:
             precision="torch", method=self.method, shards=self.shards,
         )  # fmt: skip
         return run(Call(q=q, k=k, v=v, **{**defaults, **options}), self.team)[0]
+
+    def refuse(self, problem: Exception) -> NoReturn:
+        """Raises problem here, and its sentence on the ranks that come to their attention."""
+
+        def prepare() -> NoReturn:
+            raise problem
+
+        _agree.exchange(self.team, "attention", prepare)
+        raise problem
 
 
 class _Mode(TorchFunctionMode):
@@ -58,7 +68,7 @@ def _sdpa(
     if problem is None and query.shape[1] != key.shape[1] and not enable_gqa:
         problem = ValueError(f"query has {query.shape[1]} heads and key {key.shape[1]}; they must agree without enable_gqa")
     if problem is not None:
-        raise problem
+        settings.refuse(problem)
     query, key, value = (autocast(x) for x in (query, key, value))
     return settings.attention(
         query, key, value, bias=attn_mask, dropout_p=dropout_p, causal="top_left" if is_causal else None, scale=scale

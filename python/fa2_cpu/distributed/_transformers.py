@@ -53,17 +53,24 @@ def _put(functions: Any, name: str, function: Callable[..., Any]) -> Callable[[]
     return undo
 
 
+_HIDES = (
+    "attention_mask hides tokens; under context_parallel it must be left out (pack documents without padding, and give "
+    "cu_seq_lens_q and cu_seq_lens_k)"
+)
+
+
+def _hides(attention_mask: Any) -> bool:
+    return isinstance(attention_mask, Tensor) and not bool(attention_mask.all())
+
+
 def _mask(name: str) -> Callable[..., None]:
     def mask(
         *args: Any, attention_mask: Optional[Tensor] = None, local_size: Optional[int] = None, config: Any = None,
         **keywords: Any,
     ) -> None:  # fmt: skip
         """No mask: causality and window are told by the layer."""
-        if attention_mask is not None and not bool(attention_mask.all()):
-            raise ValueError(
-                "attention_mask hides tokens; under context_parallel it must be left out (pack documents without "
-                "padding, and give cu_seq_lens_q and cu_seq_lens_k)"
-            )
+        if _hides(attention_mask):
+            raise ValueError(_HIDES)
         if local_size is not None:
             plain = getattr(config, "sliding_window", None) == local_size
             if name == "sdpa" or not plain or getattr(config, "attention_chunk_size", None):
@@ -86,7 +93,7 @@ def _attention(settings: Any) -> Callable[..., tuple[Tensor, None]]:
     ) -> tuple[Tensor, None]:  # fmt: skip
         for name, x in (("attention_mask", attention_mask), ("position_bias", position_bias)):
             if x is not None:
-                raise ValueError(f"{name} is an array; under context_parallel it must be left out")
+                settings.refuse(ValueError(f"{name} is an array; under context_parallel it must be left out"))
         query, key, value = (autocast(x) for x in (query, key, value))
         if query.dtype != value.dtype:
             query, key = query.to(value.dtype), key.to(value.dtype)
@@ -99,7 +106,9 @@ def _attention(settings: Any) -> Callable[..., tuple[Tensor, None]]:
         if cu_seq_lens_q is None or cu_seq_lens_k is None:
             return settings.attention(query, key, value, **options).transpose(1, 2).contiguous(), None
         if query.shape[0] != 1:
-            raise ValueError(f"cu_seq_lens_q is given with a batch of {query.shape[0]}; packed documents are one row")
+            settings.refuse(
+                ValueError(f"cu_seq_lens_q is given with a batch of {query.shape[0]}; packed documents are one row")
+            )
         out = settings.attention(
             *(x[0].transpose(0, 1) for x in (query, key, value)), layout="thd", cu_seqlens_q=cu_seq_lens_q,
             cu_seqlens_k=cu_seq_lens_k, max_seqlen_q=int(max_length_q or 0), max_seqlen_k=int(max_length_k or 0),
@@ -163,6 +172,8 @@ def _positions(settings: Any, model: Any, names: Any, given: dict[str, Any]) -> 
                 "labels is given, which the model shifts by one row, beyond the part that this rank has; give "
                 "shift_labels, shifted before they are sharded, or compute the loss of the logits"
             )
+        if _hides(given.get("attention_mask")):
+            raise ValueError(_HIDES)
         if inputs.shape[1] < 2:
             raise ValueError(f"input_ids has {inputs.shape[1]} rows; each rank must have at least 2")
         return [inputs.shape[1], position_ids is not None]
