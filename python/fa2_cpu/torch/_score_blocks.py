@@ -18,9 +18,8 @@ from fa2_cpu import _core
 from fa2_cpu.torch._compute import AttentionOptions
 from fa2_cpu.torch._tensors import descriptor
 
-# Scores of a block: half a dozen arrays of so many f32 are in use at a time and stay in the cores' caches. 2¹⁵ and
-# 2¹⁷ took up to a sixth more time (f32, N 1,024 and 2,048, D 64 and 128).
-_ELEMENTS = 1 << 16
+# Scores of a block: some of the arrays of so many f32 that are in use at a time stay in the cores' caches.
+_ELEMENTS = 1 << 17
 _ROWS = 128  # of a group of heads, below which products lose speed
 
 
@@ -142,10 +141,15 @@ class Scores:
         self._right = options.window_right if options.window_right >= 0 else None
         if options.causal:
             self._right = 0 if self._right is None else min(self._right, 0)
+        # Half of the last square of a block is computed for nothing: of few keys, more than smaller products lose.
+        self._rows, self._least = _ROWS, _ELEMENTS if self._right is None else _ELEMENTS // 8
+        all_rows = self.batch * self.kv_heads * self.group * (_ROWS // 2)
+        if self._right is not None and self.nk <= 1024 and all_rows * self.nk >= _ELEMENTS:
+            self._rows = _ROWS // 2
 
     def heads(self) -> Iterator[tuple[slice, slice]]:
         """Batch elements and kv heads that a block takes together."""
-        rows = max(1, min(self.nq, _ROWS) * self.group * self.nk)
+        rows = max(1, min(self.nq, self._rows) * self.group * self.nk)
         count = max(1, _ELEMENTS // rows)
         if count >= self.kv_heads:
             step = max(1, count // max(1, self.kv_heads))
@@ -159,7 +163,7 @@ class Scores:
     def blocks(self, batch: slice, heads: slice) -> Iterator[Block]:
         """Blocks of queries with the keys that they may see."""
         together = (batch.stop - batch.start) * (heads.stop - heads.start) * self.group
-        step = max(-(-_ROWS // self.group), _ELEMENTS // max(1, together * self.nk))
+        step = max(-(-self._rows // self.group), self._least // max(1, together * self.nk))
         for i in range(0, self.nq, step):
             end = min(i + step, self.nq)
             first = 0 if self._left is None else max(0, i + self._diagonal - self._left)
@@ -190,18 +194,40 @@ class Scores:
         hidden = hidden.unflatten(1, groups)
         return hidden if result is None else hidden | result
 
+    def hidden_parts(self, block: Block) -> Iterable[tuple[slice, Tensor]]:
+        """hidden() in parts: some of the block's keys, counted from its first one, and what is hidden of them."""
+        if self._lists is None:
+            return self._parts_by_offset(block)
+        return [(slice(None), self.hidden(block))]
+
+    def all_rows_see(self, block: Block) -> bool:
+        """Whether causal and window let each query of a block see a key; False where a block mask may hide them."""
+        first, last = block.rows.start + self._diagonal, block.rows.stop - 1 + self._diagonal
+        if self._lists is not None or self._right is not None and first + self._right < 0:
+            return False
+        return self._left is None or last - self._left < self.nk
+
     def _hidden_by_offset(self, block: Block) -> Optional[Tensor]:
         """What causal and window hide, [rows, keys]."""
-        first, last = block.rows.start + self._diagonal, block.rows.stop - 1 + self._diagonal
-        right = self._right is not None and block.keys.stop - 1 > first + self._right
-        left = self._left is not None and block.keys.start < last - self._left
-        if not right and not left:
+        parts = list(self._parts_by_offset(block))
+        if not parts:
             return None
-        offsets = self._offsets(block, self._diagonal)
-        result = offsets > self._right if right else None
-        if left:
-            result = offsets < -self._left if result is None else result | (offsets < -self._left)
+        sizes = (x.stop - x.start for x in (block.rows, block.keys))
+        result = torch.zeros(*sizes, dtype=torch.bool, device="cpu")
+        for keys, hidden in parts:
+            result[:, keys] |= hidden
         return result
+
+    def _parts_by_offset(self, block: Block) -> Iterator[tuple[slice, Tensor]]:
+        """Of the keys right and left of what every row sees."""
+        first, last = block.rows.start + self._diagonal, block.rows.stop - 1 + self._diagonal
+        begin = block.keys.start
+        if self._right is not None and first + self._right + 1 < block.keys.stop:
+            keys = slice(max(begin, first + self._right + 1), block.keys.stop)
+            yield _moved(keys, -begin), self._offsets(block._replace(keys=keys), self._diagonal) > self._right
+        if self._left is not None and begin < last - self._left:
+            keys = slice(begin, min(block.keys.stop, last - self._left))
+            yield _moved(keys, -begin), self._offsets(block._replace(keys=keys), self._diagonal) < -self._left
 
     def distance(self, block: Block, dtype: torch.dtype) -> Tensor:
         """ALiBi's |i + Nk − Nq − j|, [rows, keys]."""

@@ -100,6 +100,7 @@ class _Derivative:
         self._scale = options.scale if options.scale is not None else 1.0 / math.sqrt(max(1, head_dim))
         self._softcap = options.softcap
         self._dropout_p = options.dropout_p
+        self._buffers: dict[str, Tensor] = {}
 
     def _load(self, x: Optional[Tensor], *places: slice) -> Optional[Tensor]:
         """A part of x in the dtype of the sums, [batch and kv heads, rows of all the group, ...]."""
@@ -118,15 +119,38 @@ class _Derivative:
             return
         for batch, heads in self._scores.heads():
             keys = [self._load(x, batch, heads) for x in (self._k, self._kt, self._v, self._vt)]
-            totals = [None if g is None else torch.zeros_like(x) for g, x in zip(self._dx[1:3], (keys[0], keys[2]))]
+            # Their transposes: a product whose left factor lies transposed takes a third more time.
+            totals = [None if g is None else torch.zeros_like(x.mT) for g, x in zip(self._dx[1:3], (keys[0], keys[2]))]
             for block in self._scores.blocks(batch, heads):
-                self._block(block, [None if x is None else x[:, block.keys] for x in (*keys, *totals)])
+                of_block = [None if x is None else x[:, block.keys] for x in keys]
+                self._block(block, of_block, [None if x is None else x[..., block.keys] for x in totals])
             for to, total in zip(self._dx[1:3], totals):
                 if to is not None:
-                    to[batch, heads] = total.view(to[batch, heads].shape)
+                    here = to[batch, heads]
+                    here.copy_(total.unflatten(0, here.shape[:2]).mT)
 
-    def _block(self, block: Block, keys: list[Optional[Tensor]]) -> None:
-        k, kt, v, vt, dk, dv = keys
+    def _matrix(self, name: str, left: Tensor, right: Tensor) -> Tensor:
+        """Memory for left @ right, of every block the same: new memory would not be in a cache."""
+        shape = (*left.shape[:2], right.shape[2])
+        count = math.prod(shape)
+        if name not in self._buffers or self._buffers[name].numel() < count:
+            self._buffers[name] = left.new_empty(count)
+        return self._buffers[name][:count].view(shape)
+
+    def _sum_of_products(self, name: str, *pairs: tuple[Optional[Tensor], Optional[Tensor]]) -> Optional[Tensor]:
+        """The sum of matrix products; one of a missing factor is 0, and None is a sum of none."""
+        total = None
+        for a, b in pairs:
+            if a is None or b is None:
+                continue
+            if total is None:
+                total = torch.bmm(a, b, out=self._matrix(name, a, b))
+            else:
+                total.baddbmm_(a, b)
+        return total
+
+    def _block(self, block: Block, keys: list[Optional[Tensor]], totals: list[Optional[Tensor]]) -> None:
+        (k, kt, v, vt), (dk, dv) = keys, totals
         places = (block.batch, block.heads, slice(None), block.rows)
         q, qt, dout, doutt = (self._load(x, *places) for x in (self._q, self._qt, self._dout, self._doutt))
         dlse, dlset = (self._load(x, *places) for x in (self._dlse, self._dlset))
@@ -138,7 +162,7 @@ class _Derivative:
         )  # fmt: skip
         distance = None if self._slopes is None else self._scores.distance(block, self._dtype)
 
-        xt = _sum_of_products((qt, k.mT), (q, None if kt is None else kt.mT))
+        xt = self._sum_of_products("xt", (qt, k.mT), (q, None if kt is None else kt.mT))
         p, p_sink, cap = self._probabilities(block, q, k, distance)
         st = xt if xt is None or cap is None else xt * (1 - cap.square())
         st = self._add_shared(st, block, distance)
@@ -149,7 +173,7 @@ class _Derivative:
             kept = 1.0 / (1.0 - self._dropout_p) if self._dropout_p < 1.0 else 0.0
             keep = self._scores.keep(block).to(self._dtype).mul_(kept).view(p.shape)
         zp, zpt = (x if x is None or keep is None else x * keep for x in (p, pt))
-        outt = _sum_of_products((zpt, v), (None if vt is None else zp, vt))
+        outt = self._sum_of_products("outt", (zpt, v), (None if vt is None else zp, vt))
         for to, value in zip(self._y, (outt, lset)):
             if to is not None and value is not None:
                 to[places] = value.view(to[places].shape)
@@ -158,18 +182,18 @@ class _Derivative:
 
         _add_product(dv, zpt, dout)
         _add_product(dv, zp, doutt)
-        dp = None if dout is None else dout @ v.mT
-        dpt = _sum_of_products((doutt, v.mT), (dout, None if vt is None else vt.mT))
+        dp = self._sum_of_products("dp", (dout, v.mT))
+        dpt = self._sum_of_products("dpt", (doutt, v.mT), (dout, None if vt is None else vt.mT))
         if keep is not None:
             dp, dpt = (x if x is None else x.mul_(keep) for x in (dp, dpt))
         self._gradients(block, (q, qt, k, kt), (p, p_sink, pt, p_sinkt), (dp, dpt, dlse, dlset), (xt, cap, distance), dk)
 
     def _probabilities(self, block: Block, q: Tensor, k: Tensor, distance: Optional[Tensor]):
         """P, P° (None without sinks) and t (None without softcap)."""
-        s, cap = q @ k.mT, None
+        s, cap = self._sum_of_products("s", (q, k.mT)), None
         if self._softcap > 0.0:
             cap = s.div_(self._softcap).tanh_()
-            s = cap * self._softcap
+            s = torch.mul(cap, self._softcap, out=self._matrix("capped", q, k.mT))
         view = s.view(self._shape)
         bias = None if self._bias is None else part(self._bias, block)
         if bias is not None and bias.dtype is torch.bool:
@@ -178,11 +202,10 @@ class _Derivative:
             view.add_(bias)
         if distance is not None:
             view.sub_(self._part(self._slopes, block) * distance)
-        hidden = self._scores.hidden(block)
-        if hidden is not None:
-            view.masked_fill_(hidden, -math.inf)
-        p = torch.softmax(s, -1)
-        if bias is None and hidden is None and self._sinks is None:
+        for keys, hidden in self._scores.hidden_parts(block):
+            view[..., keys].masked_fill_(hidden, -math.inf)
+        p = torch.softmax(s, -1, out=self._matrix("p", q, k.mT))
+        if bias is None and self._sinks is None and self._scores.all_rows_see(block):
             return p, None, cap
         greatest = s.amax(-1, keepdim=True)
         empty = greatest == -math.inf
@@ -211,7 +234,7 @@ class _Derivative:
         """Ṗ, Ṗ° and lse˙; None is 0."""
         pt = lset = sinkt = None
         if st is not None:
-            pt = p * st
+            pt = st.mul_(p)
             lset = pt.sum(-1, keepdim=True)
         if self._sinkst is not None:
             sinkt = self._part(self._sinkst, block).expand(*self._shape[:-1], 1).reshape(p_sink.shape)
@@ -227,11 +250,13 @@ class _Derivative:
         """The tangents of dq, dk, dbias, dslopes and dsinks of a block."""
         (q, qt, k, kt), (p, p_sink, pt, p_sinkt) = operands, probabilities
         (dp, dpt, dlse, dlset), (xt, cap, distance) = products, scores
-        delta = None if dp is None else (p * dp).sum(-1, keepdim=True)
+        delta = None
+        if dp is not None:
+            delta = torch.mul(p, dp, out=self._matrix("p dp", p, dp)).sum(-1, keepdim=True)
         delta = _difference(delta, dlse)
         shifted = dp if delta is None else -delta if dp is None else dp.sub_(delta)
-        ds = None if shifted is None else p * shifted
-        dst = None if pt is None or shifted is None else pt * shifted
+        dst = None if pt is None or shifted is None else pt.mul_(shifted)
+        ds = None if shifted is None else shifted * p if dp is None else shifted.mul_(p)
         if dpt is not None:
             dst = p * dpt if dst is None else dst.addcmul_(p, dpt)
         # Σ (Ṗ dP + P dṖ), from Ṗ (dP − δ) and Σ Ṗ = −Ṗ°.
@@ -263,7 +288,7 @@ class _Derivative:
         _add_product(dk, dst, q)
         _add_product(dk, dxs, qt)
         if dq is not None:
-            dqt = _sum_of_products((dst, k), (None if kt is None else dxs, kt))
+            dqt = self._sum_of_products("dqt", (dst, k), (None if kt is None else dxs, kt))
             if dqt is not None:
                 to = dq[block.batch, block.heads, :, block.rows]
                 to.copy_(dqt.mul_(self._scale).view(to.shape))
@@ -280,24 +305,15 @@ class _Derivative:
             add_part(dsinks, self._dlset.to(self._dtype), Block(*every))
 
 
-def _sum_of_products(*pairs: tuple[Optional[Tensor], Optional[Tensor]]) -> Optional[Tensor]:
-    """The sum of matrix products; one of a missing factor is 0, and None is a sum of none."""
-    total = None
-    for a, b in pairs:
-        if a is not None and b is not None:
-            total = a @ b if total is None else total.baddbmm_(a, b)
-    return total
-
-
 def _sum_of_scaled(*pairs: tuple[Optional[Tensor], Optional[Tensor]]) -> Optional[Tensor]:
     terms = [a * b for a, b in pairs if a is not None and b is not None]
     return sum(terms[1:], terms[0]) if terms else None
 
 
 def _add_product(total: Optional[Tensor], left: Optional[Tensor], right: Optional[Tensor]) -> None:
-    """total += leftᵀ right."""
+    """total += rightᵀ left."""
     if total is not None and left is not None and right is not None:
-        total.baddbmm_(left.mT, right)
+        total.baddbmm_(right.mT, left)
 
 
 def _difference(a: Optional[Tensor], b: Optional[Tensor]) -> Optional[Tensor]:
