@@ -71,7 +71,8 @@ class _Recorder:
         described = self.target.describe(call)
         if described is None:
             warnings.warn(
-                f"a call of {self.target.name} is not recorded: its score_mod does more than add to the scores",
+                f"a call of {self.target.name} is not recorded: no case can say what it does (a score_mod that does more "
+                "than add to the scores, dropout or pages of packed sequences)",
                 stacklevel=3,
             )
             return self.original(*args, **kwargs)
@@ -101,6 +102,9 @@ class _Recorder:
         for name, tensor in extra.items():
             save(name, tensor)
         rest = {name: value for name, value in call.items() if name not in names}
+        mask = call.get("attn_mask")  # an additive one may be trained
+        if isinstance(mask, torch.Tensor) and mask.requires_grad and torch.is_grad_enabled():
+            rest["attn_mask"] = _Tap.apply(mask, functools.partial(save, "dbias"))
         state = rng_state(call[names[0]].device) if options.get("dropout_p") else None
         result = self.original(*inputs.values(), **rest)
         if state is not None:
@@ -111,7 +115,7 @@ class _Recorder:
         # Beside out, a function may give its row statistics.
         q = call[names[0]]
         heads_first = options.get("layout", "bhsd") == "bhsd"
-        statistics = q.shape[:-1] if heads_first else (q.shape[0], q.shape[2], q.shape[1])
+        statistics = q.shape[:-1] if heads_first else (*q.shape[:-3], q.shape[-2], q.shape[-3])
         lse = getattr(result[1], "lse", result[1]) if several else None
         if isinstance(lse, torch.Tensor) and lse.shape == torch.Size(statistics):
             save("lse", lse)
@@ -135,8 +139,8 @@ def capture(
       calls: how many to record; later calls run as ever.
       function: (module, name) of another function whose first arguments are q, k, v and which gives out or a tuple
         that begins with it; without it, torch.nn.functional.scaled_dot_product_attention,
-        torch.nn.attention.flex_attention.flex_attention and flash_attn.flash_attn_func, where a model looks them up
-        by module and name.
+        torch.nn.attention.flex_attention.flex_attention, flash_attn.flash_attn_func and flash_attn_varlen_func, where
+        a model looks them up by module and name.
       options: of `function`, as fa2_cpu.verify takes them.
     With dropout the mask is recorded too: further calls with the same random numbers, one for every D keys, show it.
     flex_attention's mask and what its score_mod adds are recorded as a bias; a call whose score_mod does anything else

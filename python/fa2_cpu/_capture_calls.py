@@ -49,6 +49,15 @@ def _flash(call: dict[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor
     return options, {} if slopes is None else {"alibi_slopes": slopes}
 
 
+def _flash_varlen(call: dict[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
+    # The mask that dropout draws for packed rows is not had from other calls.
+    if call.get("dropout_p") or call.get("block_table") is not None:
+        return None
+    options, tensors = _flash(call)
+    options["layout"] = "thd"
+    return options, {**tensors, "cu_seqlens_q": call["cu_seqlens_q"], "cu_seqlens_k": call["cu_seqlens_k"]}
+
+
 def _added(score_mod: Callable, sizes: tuple[int, int, int, int], device: Any) -> torch.Tensor | None:
     """What score_mod adds to a score, [B, H, Nq, Nk]; None where it does more than add."""
     function = score_mod
@@ -107,4 +116,5 @@ def targets() -> list[Target]:
         import flash_attn
 
         add(flash_attn, "flash_attn_func", _flash)
+        add(flash_attn, "flash_attn_varlen_func", _flash_varlen)
     return found

@@ -17,17 +17,6 @@ __all__ = ["main"]
 _PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", "fa2")
 
 
-def _converted(path: str, folder: str, index: int) -> str:
-    from fa2_cpu import _safetensors, _verify
-
-    arrays = _verify.load(path)
-    options = arrays.pop("fa2", None)
-    metadata = {} if options is None else {"fa2": str(options)}
-    result = os.path.join(folder, f"{index}-{os.path.basename(path)}.safetensors")
-    _safetensors.write(result, arrays, metadata)
-    return result
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `fa2` with these arguments, or those of the process; gives its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -42,12 +31,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not any(foreign):
         os.execv(_PROGRAM, ["fa2", *arguments])
     with tempfile.TemporaryDirectory(prefix="fa2-") as folder:
-        try:
-            arguments = [_converted(a, folder, n) if foreign[n] else a for n, a in enumerate(arguments)]
-        except Exception as error:  # noqa: BLE001: a file that is none of what its name says
-            lines = str(error).splitlines() or [type(error).__name__]
-            print(f"fa2: {arguments[foreign.index(True)]}: {lines[0]}", file=sys.stderr)
-            return 2
+        from fa2_cpu._verify import converted
+
+        for n, path in enumerate(arguments):
+            if not foreign[n]:
+                continue
+            try:
+                arguments[n] = converted(path, folder, n)
+            except Exception as error:  # noqa: BLE001: a file that is none of what its name says
+                lines = str(error).splitlines() or [type(error).__name__]
+                print(f"fa2: {path}: {lines[0]}", file=sys.stderr)
+                return 2
         return subprocess.run([_PROGRAM, *arguments], check=False).returncode
 
 

@@ -11,18 +11,28 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["write"]
+__all__ = ["writable", "write"]
 
 _NAMES = {
     "float64": "F64",
     "float32": "F32",
     "bfloat16": "BF16",
+    "|V2": "BF16",  # what NumPy makes of it in a file
     "float16": "F16",
     "int64": "I64",
     "int32": "I32",
     "uint8": "U8",
     "bool": "BOOL",
 }
+
+
+def _dtype(x: Any) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def writable(x: Any) -> bool:
+    """Whether `write` knows the dtype."""
+    return _dtype(x) in _NAMES
 
 
 def _bytes(x: Any) -> bytes:
@@ -45,9 +55,10 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Any], metadata: Ma
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     chunks, end = [], 0
     for name, tensor in tensors.items():
-        dtype = str(tensor.dtype).removeprefix("torch.")
+        dtype = _dtype(tensor)
         if dtype not in _NAMES:
-            raise ValueError(f"tensor {name} has dtype {dtype}; it must be one of {', '.join(_NAMES)}")
+            known = ", ".join(known for known in _NAMES if known.isalnum())
+            raise ValueError(f"tensor {name} has dtype {dtype}; it must be one of {known}")
         data = _bytes(tensor)
         header[name] = {
             "dtype": _NAMES[dtype],

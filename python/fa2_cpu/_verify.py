@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
 import numpy as np
 
-from fa2_cpu import _core
+from fa2_cpu import _core, _safetensors
 from fa2_cpu._arrays import Array, core_array
 
-__all__ = ["Report", "VerificationError", "load", "verify"]
+__all__ = ["Report", "VerificationError", "converted", "load", "verify"]
 
 
 class VerificationError(AssertionError):
@@ -93,14 +94,15 @@ def _dense(name: str, x: Array) -> Array:
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The arrays of an .npz file, or the tensors of a .pt file that holds a dict of them.
+    """The arrays of an .npz file, or the tensors of a .pt file that holds a dict of them, of dicts for several cases.
 
-    "fa2" among them may be options as JSON, as in the header of a safetensors file.
+    What is a text is options as JSON, by the name of its case or "fa2", as in the header of a safetensors file.
     """
     path = os.fspath(path)
     if path.endswith(".npz"):
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+            arrays = {name: file[name] for name in file.files}
+        return {name: str(x) if x.dtype.kind == "U" and x.ndim == 0 else x for name, x in arrays.items()}
     import torch
 
     loaded = torch.load(path, map_location="cpu", weights_only=True)
@@ -108,11 +110,27 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(f"{path} holds a {type(loaded).__name__}; it must hold a dict of tensors")
     flat: dict[str, Any] = {}
     for name, value in loaded.items():
-        if isinstance(value, Mapping) and name != "fa2":  # a case
-            flat.update({f"{name}/{inner}": tensor for inner, tensor in value.items()})
+        if isinstance(value, Mapping) and any(hasattr(inner, "detach") for inner in value.values()):  # a case
+            flat.update({name if key == "fa2" else f"{name}/{key}": inner for key, inner in value.items()})
         else:
-            flat[name] = json.dumps(value) if isinstance(value, Mapping) else value
-    return flat
+            flat[name] = value
+    return {name: json.dumps(x) if isinstance(x, Mapping) else x for name, x in flat.items()}
+
+
+def converted(path: str | os.PathLike[str], folder: str, index: int) -> str:
+    """Writes what `load` reads as a safetensors file into `folder` and gives its path."""
+    loaded = load(path)
+    metadata = {name: x for name, x in loaded.items() if isinstance(x, str)}
+    arrays = {name: x for name, x in loaded.items() if hasattr(x, "dtype")}
+    # Whatever else lies in the file is nobody's concern.
+    kept = {
+        name: x
+        for name, x in arrays.items()
+        if _safetensors.writable(x) or _core.verify_tensor_name(name.rpartition("/")[2])
+    }
+    result = os.path.join(folder, f"{index}-{os.path.basename(os.fspath(path))}.safetensors")
+    _safetensors.write(result, kept, metadata)
+    return result
 
 
 def _cases(tensors: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
@@ -135,16 +153,12 @@ _OPTIONS = (
 Source = Union[Mapping[str, Array], str, "os.PathLike[str]"]
 
 
-def _source(tensors: Source, options: dict[str, Any]) -> Any:
-    """What the core reads: a path, or cases; options that the arrays came with are added to `options`."""
-    if isinstance(tensors, (str, os.PathLike)):
-        path = os.fspath(tensors)
-        if not path.endswith((".npz", ".pt", ".pth")):
-            return path
-        tensors = load(path)
-        found = json.loads(str(tensors.pop("fa2", "{}")))
-        options.update({name: value for name, value in found.items() if name not in options})
-    return _cases(tensors)
+def _source(tensors: Source, folder: str, index: int) -> Any:
+    """What the core reads: the path of a safetensors file, or cases."""
+    if not isinstance(tensors, (str, os.PathLike)):
+        return _cases(tensors)
+    path = os.fspath(tensors)
+    return converted(path, folder, index) if path.endswith((".npz", ".pt", ".pth")) else path
 
 
 def verify(
@@ -180,8 +194,9 @@ def verify(
     sources = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
     if not sources:
         raise ValueError("tensors is empty; it must hold what each rank has")
-    read = [_source(source, options) for source in sources]
     text = json.dumps({name: list(v) if isinstance(v, tuple) else v for name, v in options.items()})
     threads = 0 if num_threads is None else int(num_threads)
-    found, lines, html = _core.verify(read, text, shard_by, plain, diagnose, threads)
+    with tempfile.TemporaryDirectory(prefix="fa2-") as folder:
+        read = [_source(source, folder, n) for n, source in enumerate(sources)]
+        found, lines, html = _core.verify(read, text, shard_by, plain, diagnose, threads)
     return Report(json.loads(found)["cases"], lines, html)

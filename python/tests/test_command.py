@@ -57,9 +57,35 @@ def test_npz(tmp_path):
     assert result.returncode == 2 and "broken.npz" in result.stderr
 
 
+def test_several_cases_in_an_npz(tmp_path):
+    options, tensors = arrays(tmp_path)
+    both = {f"{case}/{name}": x for case in ("one", "two") for name, x in tensors.items()}
+    other = json.dumps({**json.loads(options), "causal": "top_left"})
+    path = tmp_path / "both.npz"
+    # What is no tensor of a case does not matter.
+    np.savez(path, one=options, two=other, steps=np.arange(3, dtype=np.int16), **both)
+    assert fa2("verify", path, "--case", "one").returncode == 0
+    assert fa2("verify", path, "--case", "two").returncode == 1
+
+
+def test_bfloat16_in_an_npz(tmp_path):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    options, tensors = arrays(tmp_path)
+    path = tmp_path / "half.npz"
+    wide = {"lse"}
+    np.savez(path, fa2=options, **{n: x if n in wide else x.astype(ml_dtypes.bfloat16) for n, x in tensors.items()})
+    result = fa2("verify", path)
+    assert "bf16" in result.stdout, result.stderr
+
+
 def test_pt(tmp_path):
     torch = pytest.importorskip("torch")
     options, tensors = arrays(tmp_path)
     path = tmp_path / "case.pt"
     torch.save({"fa2": json.loads(options), **{n: torch.from_numpy(x.copy()) for n, x in tensors.items()}}, path)
     assert fa2("verify", path).returncode == 0
+    # Cases are dicts within it.
+    case = {n: torch.from_numpy(x.copy()) for n, x in tensors.items()}
+    torch.save({"one": {"fa2": json.loads(options), **case}, "two": {**case, "dq": 8 * case["dq"]}}, path)
+    assert fa2("verify", path, "--case", "one").returncode == 0
+    assert fa2("verify", path, "--causal", "bottom_right").returncode == 1

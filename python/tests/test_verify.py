@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checker from Python: arrays of several libraries, files, the pytest helper and capture."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -133,6 +135,40 @@ def test_capture(tmp_path):
     assert report.passed
     assert [case["name"] for case in report.cases] == ["call0", "call1"]
     assert [t["name"] for t in report.cases[0]["tensors"]] == ["out", "dq", "dk", "dv"]
+
+
+def test_capture_of_a_trained_bias(tmp_path):
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "run.safetensors"
+    q, k, v = (torch.randn(2, 3, n, 16, requires_grad=True) for n in (20, 30, 30))
+    bias = torch.randn(1, 3, 20, 30, requires_grad=True)
+
+    def train():
+        torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias).square().sum().backward()
+
+    recorded_cases(path, 1, train)
+    report = verify(path)
+    assert report.passed, str(report)
+    assert report.cases[0]["unchecked"] == ["lse"]
+    assert bias.grad is not None
+
+
+def test_capture_of_packed_flash_attn(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    flash = pytest.importorskip("fa2_cpu.flash_attn")
+    monkeypatch.setitem(sys.modules, "flash_attn", flash)
+    path = tmp_path / "run.safetensors"
+    q, k, v = (torch.randn(50, heads, 16, requires_grad=True) for heads in (4, 2, 2))
+    sums = torch.tensor([0, 20, 21, 50], dtype=torch.int32)
+
+    def train():
+        out = flash.flash_attn_varlen_func(q, k, v, sums, sums, 29, 29, causal=True)
+        out.square().sum().backward()
+
+    recorded_cases(path, 1, train)
+    report = verify(path)
+    assert report.passed, str(report)
+    assert report.cases[0]["unchecked"] == ["lse"]
 
 
 def test_capture_of_dropout(tmp_path):
