@@ -46,6 +46,7 @@ def test_rectangles_and_chunks(monkeypatch):
     expected = flex.create_block_mask(*arguments)
     visible = flex.create_mask(*arguments[:5], device="cpu")
     monkeypatch.setattr(_table, "_ELEMENTS", 1)
+    monkeypatch.setattr(_table, "_EVALUATED", 6 * 210 * 5)  # five queries
     monkeypatch.setattr(_of_pytorch, "_ELEMENTS", 3 * 32 * 32)
     mask = fa2.create_block_mask(*arguments)
     assert torch.equal(mask.kv_indices, expected.kv_indices)

@@ -36,6 +36,17 @@ def test_replaces_and_gives_back():
         flex_attention(q, q, q)
 
 
+def test_masks_are_made_where_pytorch_makes_them(monkeypatch):
+    """Without a device: on the accelerator, where there is one."""
+    with fa2.replace_flex_attention():
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+        devices = [create_block_mask(lambda b, h, q, k: q >= k, None, None, 64, 64).kv_indices.device.type]
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("meta"))
+        devices.append(create_block_mask(lambda b, h, q, k: q >= k, None, None, 64, 64).kv_indices.device.type)
+    assert devices == ["cpu", "meta"]
+
+
 def test_compiled_before():
     """What was compiled before, as recipes do when they are imported, runs on fa2 while it is in place."""
     compiled = torch.compile(flex_attention, backend="aot_eager")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Callable
 
+import torch
 import torch.nn.attention.flex_attention as pytorch
 
 from fa2_cpu.torch._flex._attention import flex_attention
@@ -25,6 +26,13 @@ def _call_create_block_mask(*arguments, **keywords):
     return _fa2_create_block_mask(*arguments, **keywords)  # noqa: F821: a global of PyTorch's module
 
 
+def _create_on(mask_mod, B, H, Q_LEN, KV_LEN, device=None, *arguments, **keywords):
+    """create_block_mask with PyTorch's default device, the accelerator where there is one."""
+    if device is None:
+        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+    return create_block_mask(mask_mod, B, H, Q_LEN, KV_LEN, device, *arguments, **keywords)
+
+
 class Replacement:
     """Functions in place: a context manager, or remove() ends it."""
 
@@ -35,7 +43,7 @@ class Replacement:
             if _users == 1:
                 for function, by, to in (
                     (pytorch.flex_attention, _call_flex_attention, flex_attention),
-                    (pytorch.create_block_mask, _call_create_block_mask, create_block_mask),
+                    (pytorch.create_block_mask, _call_create_block_mask, _create_on),
                 ):
                     _undo.append(redirect(function, by, by.__code__.co_names[0], to))
         self._installed = True

@@ -12,8 +12,9 @@ from torch import Tensor
 from fa2_cpu.torch._block_lists import BlockLists, lists_of_table, pack
 from fa2_cpu.torch._flex._index_functions import mask_of_ranges
 
-# Elements of the mask that exist at a time: 4 MiB of bool stay in the caches of the cores.
+# Elements of the mask that exist at a time, and for which a mask_mod is evaluated, in int64 mostly: they stay in caches.
 _ELEMENTS = 1 << 22
+_EVALUATED = 1 << 20
 
 
 def block_lists(
@@ -48,7 +49,29 @@ def block_lists(
 def of_mask_mod(mask_mod: Callable[..., Tensor], batch: int, heads: int, kv_len: int) -> Callable[[slice], Tensor]:
     """A mask_mod as a source of block_lists."""
     b, h, k = (torch.arange(n, device="cpu") for n in (batch, heads, kv_len))
-    return lambda rows: mask_of_ranges(mask_mod, b, h, torch.arange(rows.start, rows.stop, device="cpu"), k)
+    step = max(1, _EVALUATED // (batch * heads * kv_len))
+
+    def source(rows: slice) -> Tensor:
+        result = None
+        for first in range(rows.start, rows.stop, step):
+            last = min(first + step, rows.stop)
+            part = _without_copies(mask_of_ranges(mask_mod, b, h, torch.arange(first, last, device="cpu"), k))
+            if last - first == rows.stop - rows.start:
+                return part
+            if result is None:
+                result = part.new_empty(*part.shape[:2], rows.stop - rows.start, kv_len)
+            result[:, :, first - rows.start : last - rows.start] = part
+        return result
+
+    return source
+
+
+def _without_copies(mask: Tensor) -> Tensor:
+    """The mask with one batch element or head where all are the same memory."""
+    for dim in (0, 1):
+        if mask.stride(dim) == 0:
+            mask = mask.narrow(dim, 0, 1)
+    return mask
 
 
 def _in_order(bits: list[Optional[Tensor]], partial: Tensor, step: int) -> Optional[Tensor]:
@@ -72,9 +95,7 @@ class _Blocks:
     """A mask [B, H, Q, K] cut into blocks, padded with False."""
 
     def __init__(self, mask: Tensor, sizes: tuple[int, int]) -> None:
-        for dim in (0, 1):
-            if mask.stride(dim) == 0:
-                mask = mask.narrow(dim, 0, 1)
+        mask = _without_copies(mask)
         block_q, block_k = sizes
         pad = (-mask.shape[3] % block_k, -mask.shape[2] % block_q)
         mask = torch.nn.functional.pad(mask, (0, pad[0], 0, pad[1])) if any(pad) else mask.contiguous()
