@@ -57,6 +57,27 @@ def test_transforms_of_attention(qkv):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+def test_transforms_under_a_block_mask(qkv):
+    """As under the same mask as an array."""
+    visible = torch.rand(19, 19, generator=torch.Generator().manual_seed(1)) > 0.4
+    mask = fa2_cpu.BlockMask.from_dense(visible, 16)
+    tangents = tuple(x.flip(0) for x in qkv)
+    results = []
+    for masked in ({"bias": visible}, {"block_mask": mask}):
+
+        def loss(q, k, v, masked=masked):
+            return fa2_cpu.torch.attention(q, k, v, **masked)[0].square().sum()
+
+        gradient = grad(loss, (0, 1, 2))
+        stacked = [torch.stack((x, x.flip(0))) for x in qkv]
+        results.append([
+            jvp(loss, tuple(qkv), tangents)[1], *gradient(*qkv), *vmap(gradient)(*stacked),
+            *jvp(gradient, tuple(qkv), tangents)[1],
+        ])  # fmt: skip
+    for got, expected in zip(*results):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_grad_and_vmap_of_grad(qkv, sdpa):
     q, k, v = qkv
     for function in (lambda f: grad(lambda *x: f(*x).square().sum(), (0, 1, 2))(q, k, v),

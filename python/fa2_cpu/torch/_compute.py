@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor
@@ -19,7 +19,8 @@ from fa2_cpu.torch._tensors import FLOATS, descriptor
 _profiling = torch._C._autograd._profiler_enabled
 
 
-class _Options(NamedTuple):
+class AttentionOptions(NamedTuple):
+    """What fa2::attention and fa2::attention_backward take beside tensors, in their order."""
 
     layout: str = "bhsd"
     scale: Optional[float] = None
@@ -32,18 +33,32 @@ class _Options(NamedTuple):
     max_seqlen_k: int = 0
     precision: str = "torch"
 
+    @property
+    def block_mask(self) -> Optional[BlockLists]:
+        return None
 
-class AttentionOptions(_Options):
-    """What fa2::attention and fa2::attention_backward take beside tensors, in their order; and a block mask, which these
-    operators do not take."""
+    def masked_by(self, lists: Optional[BlockLists]) -> Union[AttentionOptions, MaskedOptions]:
+        """The same under a block mask, which those operators do not take."""
+        return self if lists is None else MaskedOptions(self, lists)
 
-    block_mask: Optional[BlockLists] = None
 
-    def masked_by(self, lists: Optional[BlockLists]) -> AttentionOptions:
-        """The same under a block mask."""
-        result = AttentionOptions(*self)
-        result.block_mask = lists
-        return result
+class MaskedOptions:
+    """AttentionOptions and a block mask. No tuple: torch.func makes new tuples, of their elements alone."""
+
+    def __init__(self, options: AttentionOptions, block_mask: BlockLists) -> None:
+        self._options, self.block_mask = options, block_mask
+
+    def masked_by(self, lists: Optional[BlockLists]) -> Union[AttentionOptions, MaskedOptions]:
+        return self._options.masked_by(lists)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._options, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._options)
+
+    def __getitem__(self, i: int) -> Any:
+        return self._options[i]
 
 
 # PyTorch's threads: they spin on the cores for milliseconds after each of its operators, where others

@@ -13,7 +13,7 @@ from fa2_cpu._options import fitting, number, window_pair
 from fa2_cpu.torch import _derivatives
 from fa2_cpu.torch._block_lists import BlockLists
 from fa2_cpu.torch._compute import AttentionOptions
-from fa2_cpu.torch._tensors import FLOATS, check_tensor
+from fa2_cpu.torch._tensors import FLOATS, check_tensor, untransformed
 
 if TYPE_CHECKING:
     from fa2_cpu._options import Causal, Layout, TorchPrecision
@@ -124,7 +124,9 @@ def _masked(
     if not isinstance(block_mask, BlockMask):
         raise TypeError(f"block_mask is of type {type(block_mask).__name__}; it must be a fa2_cpu.BlockMask")
     keys = tensors[1].shape[{"bhsd": 2, "bshd": 1, "thd": 0}[options.layout]]
-    return _derivatives.call(tensors, options.masked_by(BlockLists.of(block_mask, keys)))
+    with untransformed():
+        lists = BlockLists.of(block_mask, keys)
+    return _derivatives.call(tensors, options.masked_by(lists))
 
 
 def dense_attention(

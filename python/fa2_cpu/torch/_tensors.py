@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any, Optional
 
@@ -55,6 +56,13 @@ def check_tensor(name: str, x: Any) -> None:
 def transformed() -> bool:
     """Whether a transform of torch.func or forward-mode AD is under way."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def untransformed() -> Any:
+    """A context in which new tensors are none of the transforms of torch.func under way."""
+    if not torch._C._are_functorch_transforms_active():
+        return contextlib.nullcontext()
+    return torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack()
 
 
 def has_rules() -> bool:
