@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Patterns of block-sparse attention, each trained on for a step and compared with a dense mask.
 
-Packed documents, a sliding window with sink tokens, a tree of drafted tokens, and blocks that each query block and
-kv head selects for itself.
+Packed documents, a sliding window with sink tokens, a tree of drafted tokens, blocks that each query block and kv head
+selects for itself, and keys in pages of a cache.
 """
 
 import argparse
@@ -105,6 +105,28 @@ def selected_blocks(q: torch.Tensor, k: torch.Tensor, count: int, block: int = 6
     )  # fmt: skip
 
 
+# Keys and values in pages of one cache that all sequences share (as vLLM keeps them): the columns of a mask become pages.
+def paged(mask: BlockMask, pages: torch.Tensor, count: int) -> BlockMask:
+    """mask: for a sequence's own keys, in blocks of a page; pages: int [B, keys / page], where in a cache of `count` pages
+    each page of a sequence lies."""
+    batch, page = len(pages), mask.BLOCK_SIZE[1]
+    owned = torch.full((batch, count), -1).scatter(1, pages, torch.arange(pages.shape[1]).expand_as(pages))
+
+    def placed(number: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        index = index.expand(batch, -1, -1, -1).long()
+        index = pages[:, None, None].expand(-1, *index.shape[1:3], -1).gather(-1, index)
+        return number.expand(batch, -1, -1), torch.nn.functional.pad(index, (0, count - index.shape[-1])).int()
+
+    def mask_mod(b, h, q_idx, kv_idx):
+        own = owned[b, kv_idx // page]
+        return (own >= 0) & mask.mask_mod(b, h, q_idx, own.clamp(min=0) * page + kv_idx % page)
+
+    return BlockMask.from_kv_blocks(
+        *placed(mask.kv_num_blocks, mask.kv_indices), *placed(mask.full_kv_num_blocks, mask.full_kv_indices),
+        BLOCK_SIZE=mask.BLOCK_SIZE, mask_mod=mask_mod, seq_lengths=(mask.seq_lengths[0], count * page),
+    )  # fmt: skip
+
+
 def dense(mask: BlockMask, shape: tuple[int, ...]) -> torch.Tensor:
     """The same as bool [B, H, Nq, Nk], for comparison alone."""
     q, k = torch.arange(shape[2])[:, None], torch.arange(shape[3])
@@ -131,7 +153,8 @@ def check(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask, li
         if sparse:
             out = flex_attention(*leaves, block_mask=mask, enable_gqa=True)
         else:
-            out = torch.nn.functional.scaled_dot_product_attention(*leaves, attn_mask=visible, enable_gqa=True)
+            each = [x.expand(len(q), -1, -1, -1) for x in leaves]
+            out = torch.nn.functional.scaled_dot_product_attention(*each, attn_mask=visible, enable_gqa=True)
         results.append([out.detach(), *torch.autograd.grad(out.square().sum(), leaves)])
     errors = [float((x - y).norm() / y.norm()) for x, y in zip(*results)]
     print(f"{name}: {visible.float().mean():.1%} visible, out, dq, dk, dv off by {', '.join(f'{x:.0e}' for x in errors)}")
@@ -151,6 +174,11 @@ def main(n: int) -> None:
     before = n - len(parents)
     check("tree", q[:, :, : len(parents)], k, v, tree(parents, before))
     check("selected blocks", q, k, v, selected_blocks(q, k, count=3))
+    causal = create_block_mask(lambda b, h, q_idx, kv_idx: q_idx >= kv_idx, None, None, n, n, BLOCK_SIZE=64)
+    pages = torch.randperm(2 * (n // 64) + 3)[: 2 * (n // 64)].view(2, -1)  # of two sequences, and three that are free
+    count = pages.numel() + 3
+    cache = [torch.randn(1, 2, count * 64, 32) for _ in range(2)]
+    check("paged", torch.cat((q, -q)), *cache, paged(causal, pages, count))
 
 
 if __name__ == "__main__":
