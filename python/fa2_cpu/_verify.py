@@ -194,7 +194,8 @@ def verify(
     sources = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
     if not sources:
         raise ValueError("tensors is empty; it must hold what each rank has")
-    text = json.dumps({name: list(v) if isinstance(v, tuple) else v for name, v in options.items()})
+    # NumPy's and PyTorch's numbers have item().
+    text = json.dumps(options, default=lambda number: number.item())
     threads = 0 if num_threads is None else int(num_threads)
     with tempfile.TemporaryDirectory(prefix="fa2-") as folder:
         read = [_source(source, folder, n) for n, source in enumerate(sources)]

@@ -53,6 +53,7 @@ def test_synonyms_and_what_is_missing():
     assert set(report.cases[0]["unchecked"]) == {"lse", "dq", "dk", "dv"}
     with pytest.raises(ValueError, match="tensor k"):
         verify({"q": case["q"]})
+    assert verify(case, scale=np.float32(0.25), window=(np.int64(-1), -1)).passed
     with pytest.raises(ValueError, match="causal"):
         verify(case, causal="left")
     with pytest.raises(TypeError, match="casual"):
