@@ -119,6 +119,24 @@ def test_below_the_diagonal():
     assert full.below(31) and not full.below(30) and full.span(slice(0, 16)) == slice(16, 32)
 
 
+@pytest.mark.parametrize("lists, sentence", [
+    (([1, 3], [[0, 0], [1, 0]]), r"kv_num_blocks\[0, 0, 1\] is 3; it must be 0 to 2"),
+    (([1, -1], [[0, 0], [1, 0]]), r"kv_num_blocks\[0, 0, 1\] is -1"),
+    (([1, 2], [[0, 7], [1, 2]]), r"kv_indices\[0, 0, 1, 1\] is 2; it must be 0 to 1"),
+    (([1, 1], [[-3, 7], [1, 2]]), r"kv_indices\[0, 0, 0, 0\] is -3"),
+    (([1, 2], [[0, 7], [1, 1]]), r"kv_indices\[0, 0, 1, 1\] is 1; the row has it twice"),
+    (([1, 1], [[0, 7], [1, 0]], [0, 1], [[0, 0], [1, 0]]), r"full_kv_indices\[0, 0, 1\] lists column 1, which is in kv_indices"),
+], ids=["count", "negative count", "column", "negative column", "twice", "both"])  # fmt: skip
+@pytest.mark.parametrize("block_size", [64, 60])
+def test_bad_lists(lists, sentence, block_size):
+    tensors = [torch.tensor([[x]], dtype=torch.int32) for x in lists]
+    mask = flex.BlockMask.from_kv_blocks(
+        *tensors, BLOCK_SIZE=block_size, mask_mod=MASKS["causal"], seq_lengths=(100, 100), compute_q_blocks=False)
+    q = torch.randn(1, 1, 100, 16)
+    with pytest.raises(ValueError, match=sentence):
+        fa2.flex_attention(q, q, q, block_mask=mask)
+
+
 def test_errors():
     with pytest.raises(TypeError, match="mask_mod gives torch.float32"):
         fa2.create_block_mask(lambda b, h, q, k: (q - k) * 0.5, None, None, 64, 64)

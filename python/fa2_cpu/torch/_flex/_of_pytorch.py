@@ -38,11 +38,13 @@ def lists_of(mask: pytorch.BlockMask, batch: int, heads: int) -> BlockLists:
         same = all(a is b or (isinstance(a, (int, tuple)) and a == b) for a, b in zip(sources, _sources(mask)))
         if same and made_for in (None, (batch, heads)):
             return lists
-    partial = _sorted("kv", mask.kv_num_blocks, mask.kv_indices)
+    sizes, lengths, mask_mod = mask.BLOCK_SIZE, mask.seq_lengths, mask.mask_mod
+    columns = -(-lengths[1] // sizes[1])
+    partial = _sorted("kv", mask.kv_num_blocks, mask.kv_indices, columns)
     full = None
     if mask.full_kv_num_blocks is not None:
-        full = _sorted("full_kv", mask.full_kv_num_blocks, mask.full_kv_indices)
-    sizes, lengths, mask_mod = mask.BLOCK_SIZE, mask.seq_lengths, mask.mask_mod
+        full = _sorted("full_kv", mask.full_kv_num_blocks, mask.full_kv_indices, columns)
+        _refuse_both(partial, full, columns)
     made_for = None
     if mask_mod is pytorch.noop_mask:
         mask_mod = None
@@ -56,7 +58,7 @@ def lists_of(mask: pytorch.BlockMask, batch: int, heads: int) -> BlockLists:
         lists = _in_other_blocks(partial, full, mask_mod, sizes, lengths)
     else:
         bits = None if mask_mod is None else _bits(mask_mod, partial, sizes, lengths)
-        lists = BlockLists(*sizes, -(-lengths[1] // sizes[1]), partial, full, bits)
+        lists = BlockLists(*sizes, columns, partial, full, bits)
     keep_lists(mask, lists, made_for)
     return lists
 
@@ -90,17 +92,42 @@ def _in_other_blocks(partial: Lists, full: Optional[Lists], mask_mod: Any, sizes
     return block_lists(of_mask_mod(seen, batch, heads, lengths[1]), batch * heads, *lengths, (128, 128))
 
 
-def _sorted(name: str, count: Tensor, index: Tensor) -> Lists:
-    """The lists [B, H, rows] and [B, H, rows, columns] with what counts in order."""
+def _sorted(name: str, count: Tensor, index: Tensor, columns: int) -> Lists:
+    """The lists [B, H, rows] and [B, H, rows, columns] with what counts in order; ValueError where something is wrong."""
     for what, x in ((f"{name}_num_blocks", count), (f"{name}_indices", index)):
         if not x.is_cpu:
             raise ValueError(f"block_mask.{what} is on {x.device}; it must be on the CPU, as query is")
     while index.dim() < 4:
         count, index = count[None], index[None]
     lists = Lists(count.to(torch.int32), index.to(torch.int32))
+    width = index.shape[-1]
+    _refuse(f"{name}_num_blocks", count, (count < 0) | (count > width), f"it must be 0 to {width}, the width of {name}_indices")
+    listed = lists.listed()
+    beyond = listed & ((index < 0) | (index >= columns))
+    _refuse(f"{name}_indices", index, beyond, f"it must be 0 to {columns - 1}, a column of blocks of the keys")
     last = torch.iinfo(torch.int32).max
-    ordered = torch.where(lists.listed(), lists.index, last).sort(-1).values
+    ordered = torch.where(listed, lists.index, last).sort(-1).values
+    twice = torch.zeros_like(listed)
+    twice[..., 1:] = (ordered[..., 1:] == ordered[..., :-1]) & listed[..., 1:]
+    _refuse(f"{name}_indices", ordered, twice, "the row has it twice, where each may come once (positions: in order)")
     return Lists(lists.count, torch.where(ordered == last, 0, ordered))
+
+
+def _refuse(name: str, x: Tensor, bad: Tensor, must: str) -> None:
+    if bool(bad.any()):
+        place = bad.nonzero()[0].tolist()
+        raise ValueError(f"block_mask.{name}{place} is {int(x[tuple(place)])}; {must}")
+
+
+def _refuse_both(partial: Lists, full: Lists, columns: int) -> None:
+    if partial.index.shape[:3] != full.index.shape[:3]:
+        return  # of shapes that broadcast, or that the core refuses
+    both = partial.dense(columns) & full.dense(columns)
+    if bool(both.any()):
+        *row, column = both.nonzero()[0].tolist()
+        raise ValueError(
+            f"block_mask.full_kv_indices{row} lists column {column}, which is in kv_indices too; a block must be partial or full"
+        )
 
 
 def _bits(mask_mod: Any, partial: Lists, sizes: tuple[int, int], lengths: tuple[int, int]) -> Tensor:
