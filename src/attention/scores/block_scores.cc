@@ -51,6 +51,10 @@ BlockScores::TileSum BlockScores::FindTiles(const PairRows& pair, bool in_range,
   const int64_t columns = CeilDiv(pair.queries.padded, simd::kTileQueries);
   const int64_t counted = RoundUp(pair.keys.size(), engine_.key_step);
   const int64_t rows = CeilDiv(counted, simd::kTileKeys);
+  // Columns of tiles in one panel, of which the engine looks at a state for
+  // all.
+  const int64_t of_panel = engine_.query_panel / simd::kTileQueries;
+  const TileState* of_neighbour = nullptr;
   TileSum sum;
   for (int64_t c = 0; c < columns; ++c) {
     const int64_t q = pair.queries.begin() + c * simd::kTileQueries;
@@ -60,6 +64,7 @@ BlockScores::TileSum BlockScores::FindTiles(const PairRows& pair, bool in_range,
     const TileState* const of_bias =
         by_bias ? bias_tiles_.Row(pair.queries.sequence, pair.queries.head, q)
                 : nullptr;
+    if (of_panel <= 1 || c % of_panel == 0) of_neighbour = nullptr;
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t k = pair.keys.begin() + r * simd::kTileKeys;
       TileState state =
@@ -75,6 +80,10 @@ BlockScores::TileSum BlockScores::FindTiles(const PairRows& pair, bool in_range,
         const TileState shown = of_bias[k / simd::kTileKeys];
         if (shown == TileState::kHidden) state = shown;
         sum.some_by_bias |= shown == TileState::kPartial;
+        // A panel of hidden and visible tiles is looked at element by element.
+        if (of_neighbour != nullptr) {
+          sum.some_by_bias |= shown != of_neighbour[k / simd::kTileKeys];
+        }
         if (MasksByTiles()) state = std::min(state, shown);
       }
       if (reach_ends && state != TileState::kHidden &&
@@ -85,6 +94,7 @@ BlockScores::TileSum BlockScores::FindTiles(const PairRows& pair, bool in_range,
       sum.all_visible &= state == TileState::kVisible;
       sum.hidden &= state == TileState::kHidden;
     }
+    of_neighbour = of_bias;
   }
   return sum;
 }
