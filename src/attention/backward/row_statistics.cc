@@ -14,7 +14,9 @@ void ForValues(const Problem& problem, const ConstTensorView& view,
   const RowStart start = StatisticsStart(problem, view, queries.sequence);
   const char* at =
       At(view, start.batch, queries.head, start.row + queries.begin());
-  const int64_t step = view.strides[2] * static_cast<int64_t>(sizeof(T));
+  // The stride of a dimension of one element may be any number.
+  const int64_t step =
+      view.sizes[2] > 1 ? view.strides[2] * static_cast<int64_t>(sizeof(T)) : 0;
   for (int64_t i = 0; i < queries.size(); ++i, at += step) {
     T value;
     memcpy(&value, at, sizeof(value));

@@ -87,7 +87,8 @@ simd::Rows RowsOf(const ConstTensorView& view, const TensorRows& at) {
   simd::Rows rows;
   rows.data = At(view, at.batch, at.head, at.first);
   rows.dtype = view.dtype;
-  rows.stride = view.strides[2];
+  // The stride of a dimension of one element may be any number.
+  rows.stride = view.sizes[2] > 1 ? view.strides[2] : view.sizes[3];
   rows.rows = at.count;
   rows.depth = view.sizes[3];
   return rows;

@@ -91,8 +91,6 @@ void StoreRows(const simd::RowKernels& kernels, const void* rows,
   const TensorView& out = to.tensor;
   const int64_t depth = out.sizes[3];
   const size_t element = SizeOf(out.dtype);
-  const int64_t row_step = out.strides[2] * static_cast<int64_t>(element);
-  const int64_t step = out.strides[3] * static_cast<int64_t>(element);
   const auto store = [&](void* data, int64_t stride) {
     kernels.store(rows, row_stride, to.rows.count, depth, scale.factor,
                   scale.row_factor, to.accumulate, {data, out.dtype, stride});
@@ -102,6 +100,9 @@ void StoreRows(const simd::RowKernels& kernels, const void* rows,
     store(first, out.strides[2]);
     return;
   }
+  const int64_t row_step =
+      out.sizes[2] > 1 ? out.strides[2] * static_cast<int64_t>(element) : 0;
+  const int64_t step = out.strides[3] * static_cast<int64_t>(element);
   char* const dense = static_cast<char*>(narrowed);
   if (to.accumulate) {
     Gather(first, row_step, step, to.rows.count, depth, element, dense);
