@@ -9,11 +9,9 @@
 // After select_target.h.
 #include "src/simd/amx/backward/block-inl.h"
 
-HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
 
 template struct AmxBackward<AmxVariant<FA2_AMX_TILES, AmxTerms::kF16>>;
 
 }  // namespace fa2::simd::HWY_NAMESPACE
-HWY_AFTER_NAMESPACE();
 #endif
