@@ -129,8 +129,9 @@ TEST(AttentionBlockMask, Patterns) {
 // a softcap, so that lanes add a mask of an array nowhere but to scores.
 TEST(AttentionBlockMask, SameBitsAsTheArray) {
   const Contexts contexts({1});
-  for (const auto& [name, shows] : WidePatterns()) {
-    SCOPED_TRACE(name);
+  for (const auto& pattern : WidePatterns()) {
+    SCOPED_TRACE(pattern.first);
+    const Shows& shows = pattern.second;
     AttentionCase c = GroupedCase(DType::kF32, 8);
     c.softcap = 20.0;
     const RuledMask ruled(shows, c.nq, c.nk, 64, 32);
