@@ -30,9 +30,9 @@ std::string Result(const std::string& name, double rate,
 
 TEST(Bench, SharesOfTheMachine) {
   const std::string json = TestPath("a.json"), html = TestPath("a.html");
-  const CommandResult result = RunFa2(
-      {"bench", "forward/f32/H1/N64/D16", "backward/f32/H1/N32/D16", "--rounds",
-       "4", "--min-time", "0", "--json", json, "--html", html});
+  const CommandResult result =
+      RunFa2({"bench", "forward/f32/H1/N64/D16", "1,1,1,32,48,16", "--rounds",
+              "4", "--min-time", "0", "--json", json, "--html", html});
   ASSERT_EQ(result.exit_code, 0) << result.error;
   const Json root = Json::parse(ReadText(json));
   for (const char* key : {"fa2", "revision", "cpu", "cores"}) {
@@ -44,6 +44,8 @@ TEST(Bench, SharesOfTheMachine) {
   const Json& c = root["cases"][0];
   EXPECT_EQ(c["name"], "forward/f32/B1/H1/KV1/N64/D16/full/T1");
   EXPECT_EQ(c["rounds"].size(), 4u);
+  EXPECT_NE(root["cases"][1]["name"].get<std::string>().find("/N32x48/D16"),
+            std::string::npos);
   EXPECT_GT(c["gflops"].get<double>(), 0.0);
   // Four arrays of 64 x 16 and lse, once each.
   const double bytes = 4.0 * (4 * 64 * 16 + 64);
@@ -53,6 +55,7 @@ TEST(Bench, SharesOfTheMachine) {
   EXPECT_EQ(ReadText(html).rfind("<!doctype html>", 0), 0u);
   EXPECT_EQ(RunFa2({"compare", json, json}).exit_code, 0);
   EXPECT_TRUE(IsUsageError(RunFa2({"bench", "sideways"}), "sideways"));
+  EXPECT_TRUE(IsUsageError(RunFa2({"bench", "1,1,1,8,8,16,8"}), "wide"));
   EXPECT_TRUE(IsUsageError(RunFa2({"bench", "--suite", "tiny"}), "tiny"));
   EXPECT_TRUE(IsUsageError(RunFa2({"bench", "--rounds", "0"}), "rounds"));
 }

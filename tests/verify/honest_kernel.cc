@@ -13,6 +13,7 @@ namespace fa2::verify::test {
 namespace {
 
 constexpr float kInfinity = INFINITY;
+constexpr float kLn2 = 0.69314718f;
 
 using Rows = std::vector<float>;
 
@@ -107,13 +108,32 @@ class Kernel {
     for (int64_t i = 0; i < p_.nq; ++i) ForwardRow(i);
   }
 
+  // What a row is multiplied with to be a score in base 2, rounded.
+  Rows Scaled(const float* row) const {
+    Rows scaled(row, row + p_.head_dim);
+    for (float& x : scaled) x = RoundOne(x * (scale_ / kLn2));
+    return scaled;
+  }
+
+  void Scores(int64_t i, bool scaled_q, bool scaled_k, float* s) const {
+    const float* q = q_.data() + i * p_.head_dim;
+    const Rows q_scaled = Scaled(q);
+    for (int64_t j = 0; j < KeysOf(i); ++j) {
+      const float* k = k_.data() + j * p_.head_dim;
+      if (scaled_k) {
+        s[j] = kLn2 * Dot(q, Scaled(k).data(), p_.head_dim);
+      } else if (scaled_q) {
+        s[j] = kLn2 * Dot(q_scaled.data(), k, p_.head_dim);
+      } else {
+        s[j] = scale_ * Dot(q, k, p_.head_dim);
+      }
+    }
+  }
+
   void ForwardRow(int64_t i) {
     const int64_t keys = KeysOf(i), columns = p_.value_dim;
     float* s = scores_.data() + i * p_.nk;
-    for (int64_t j = 0; j < keys; ++j) {
-      s[j] = scale_ * Dot(q_.data() + i * p_.head_dim,
-                          k_.data() + j * p_.head_dim, p_.head_dim);
-    }
+    Scores(i, style_.scaled_q, false, s);
     Rows out(static_cast<size_t>(columns), 0.0f);
     float max = -kInfinity, sum = 0.0f;
     if (style_.normalised_p && keys > 0) {
@@ -160,7 +180,8 @@ class Kernel {
   void BackwardRow(int64_t i) {
     const int64_t keys = KeysOf(i), columns = p_.value_dim, depth = p_.head_dim;
     if (keys == 0) return;
-    const float* s = scores_.data() + i * p_.nk;
+    float* s = scores_.data() + i * p_.nk;
+    if (style_.scaled_k_in_backward) Scores(i, false, true, s);
     const float* dout = dout_.data() + i * columns;
     const float lse = lse_head_[static_cast<size_t>(i)];
     const Rows& out = style_.delta_of_exact_out ? exact_out_ : out_head_;

@@ -28,6 +28,10 @@ struct Style {
   bool delta_of_exact_out = false;
   // dK and dV of each query head are stored, and then summed over the group.
   bool stored_shares = false;
+  // q, or in the backward alone k, is multiplied by the scale and log2(e) and
+  // rounded before the scores.
+  bool scaled_q = false;
+  bool scaled_k_in_backward = false;
   // Tiles are visited from the last to the first.
   bool backwards = false;
 };

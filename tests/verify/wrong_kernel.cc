@@ -41,6 +41,10 @@ class Kernel {
 
  private:
   bool Is(const char* fault) const { return fault_ == fault; }
+  // In any of its variants.
+  bool IdIs(const char* id) const {
+    return fault_.substr(0, fault_.find(':')) == id;
+  }
   // In both passes, or in the backward alone.
   bool In(const char* id, bool backward) const {
     return fault_ == id ||
@@ -107,6 +111,7 @@ class Kernel {
   // Row j of kv head g of K or V; [B, H, N, D] is taken for [B, N, H, D].
   const double* KeyRow(const Array4<double>& x, int64_t b, int64_t g, int64_t j,
                        bool backward) const {
+    if (Is("batch_mixed:read")) b = (b + 1) % p_.batch;
     const bool only_v = Is("kv_layout_swapped:v") && &x == &p_.v;
     if (!In("kv_layout_swapped", backward) && !only_v &&
         !Is("kv_layout_swapped:written")) {
@@ -236,6 +241,9 @@ class Kernel {
     if (Is("dropout_mask_shifted:row")) {
       return Keep(b, h, (i + 1) % p_.nq, j);
     }
+    if (Is("dropout_mask_shifted:head")) {
+      return Keep(b, (h + 1) % p_.heads, i, j);
+    }
     return Keep(b, h, i, j);
   }
 
@@ -259,21 +267,33 @@ class Kernel {
         !Is("group_not_summed") || h % p_.group() == p_.group() - 1;
     const bool query_skipped =
         Is("last_query_tile_skipped") && i >= p_.nq / kTile * kTile;
-    const int64_t last_tile = (p_.nk - 1) / kTile * kTile;
+    int64_t last_tile = (p_.nk - 1) / kTile * kTile;
+    if (Is("dq_overwritten:row")) {
+      int64_t last = p_.nk - 1;
+      while (last > 0 && !Visible(i, last, true)) --last;
+      last_tile = last / kTile * kTile;
+    }
     for (int64_t j = 0; j < p_.nk; ++j) {
-      if (!Visible(i, j, true)) continue;
+      if (!Visible(i, j, true)) {
+        if (Is("dv_from_dp:masked")) AddMaskedDp(b, h, g, i, j);
+        continue;
+      }
       float slope = 1.0f;
       const float s = Score(b, h, g, i, j, true, &slope);
       const float p = std::exp(s - lse);
       const float keep = ShiftedKeep(b, h, i, j);
       float dp = Dot(dout, KeyRow(p_.v, b, g, j, true), p_.value_dim);
-      if (!Is("dropout_not_in_dp")) dp *= keep * dp_scale;
+      if (Is("dropout_not_in_dp:scaled")) {
+        dp *= dp_scale;
+      } else if (!Is("dropout_not_in_dp")) {
+        dp *= keep * dp_scale;
+      }
       float ds = p * (dp - delta);
       AddBias(b, h, i, j, ds);
       ds = Round(ds * slope);
       float weight = Round(p * keep * dp_scale);
-      if (Is("dv_from_dp")) weight = Round(dp);
-      if (Is("dq_overwritten") && j < last_tile) {
+      if (IdIs("dv_from_dp")) weight = Round(dp);
+      if (IdIs("dq_overwritten") && j < last_tile) {
         // Overwritten by a later tile.
       } else {
         const double* k = KeyRow(p_.k, b, g, j, true);
@@ -296,10 +316,21 @@ class Kernel {
     }
   }
 
+  // What a masked pair adds to dV where P's place holds dP.
+  void AddMaskedDp(int64_t b, int64_t h, int64_t g, int64_t i, int64_t j) {
+    const double* dout = p_.dout.row(b, h, i);
+    const float dp =
+        Round(Dot(dout, KeyRow(p_.v, b, g, j, true), p_.value_dim));
+    for (int64_t c = 0; c < p_.value_dim; ++c) {
+      dv_.row(b, g, j)[c] += dp * Round(static_cast<float>(dout[c]));
+    }
+  }
+
   void AddBias(int64_t b, int64_t h, int64_t i, int64_t j, float ds) {
     if (!p_.bias.given()) return;
     const Sizes& n = p_.bias.sizes;
     if (Is("dbias_not_reduced") && n[1] == 1 && h != p_.heads - 1) return;
+    if (Is("dbias_not_reduced:all") && (b != 0 || h != 0)) return;
     if (Is("dbias_scaled")) ds *= static_cast<float>(p_.scale);
     dbias_.row(n[0] == 1 ? 0 : b, n[1] == 1 ? 0 : h,
                n[2] == 1 ? 0 : i)[n[3] == 1 ? 0 : j] += ds;
@@ -315,7 +346,8 @@ class Kernel {
     if (Is("overcount")) Multiply(5.0f, &dq_);
     if (Is("overcount:dv")) Multiply(2.0f, &dv_);
     if (Is("dk_dv_swapped")) std::swap(dk_.values, dv_.values);
-    if (Is("accumulated_into_garbage")) {
+    if (Is("accumulated_into_garbage") ||
+        Is("accumulated_into_garbage:small")) {
       GenerateOptions o;
       o.batch = p_.batch;
       o.heads = o.kv_heads = p_.heads;
@@ -325,7 +357,14 @@ class Kernel {
       o.seed = 99;
       const Case garbage = Generate(o);
       const auto* from = static_cast<const float*>(garbage.Find("q")->data);
-      for (size_t i = 0; i < dq_.values.size(); ++i) dq_.values[i] += from[i];
+      double size2 = 0.0;
+      for (const float x : dq_.values) size2 += x * x;
+      const double rms = std::sqrt(size2 / double(dq_.values.size()));
+      const auto factor = static_cast<float>(
+          Is("accumulated_into_garbage:small") ? 0.1 * rms : 1.0);
+      for (size_t i = 0; i < dq_.values.size(); ++i) {
+        dq_.values[i] += factor * from[i];
+      }
     }
     if (Is("accumulated_into_garbage:constant")) {
       for (float& x : dk_.values) x += 1.0f;

@@ -22,6 +22,7 @@
 #include "tools/fa2/bench_js.h"
 #include "tools/fa2/command.h"
 #include "tools/fa2/machine.h"
+#include "tools/fa2/shape.h"
 
 namespace fa2::tool {
 namespace {
@@ -51,12 +52,27 @@ const char* NameOf(peak::Unit unit) {
   return "";
 }
 
+// The name of a case that is given as `gen` takes a shape, in numbers.
+std::string CaseName(const std::string& text) {
+  if (text.find(',') == std::string::npos ||
+      text.find_first_not_of("0123456789,x ") != std::string::npos) {
+    return text;
+  }
+  Shape s = ParseShape(text);
+  s.Complete();
+  if (s.value_dim != s.head_dim) {
+    throw Error("--shape is " + text + ", and v must be as wide as q");
+  }
+  return fmt::format("B{}/H{}/KV{}/N{}x{}/D{}", s.batch, s.heads, s.kv_heads,
+                     s.nq, s.nk, s.head_dim);
+}
+
 std::vector<AttentionCase> Cases(const Arguments& a) {
   std::vector<AttentionCase> cases;
   for (const std::string& name : a.cases) {
     AttentionCase c;
     std::string error;
-    if (!bench::ParseCase(name, &c, &error)) throw Error(error);
+    if (!bench::ParseCase(CaseName(name), &c, &error)) throw Error(error);
     cases.push_back(c);
   }
   const std::string suite =
@@ -217,7 +233,7 @@ Command AddBench(CLI::App* app) {
   auto a = std::make_shared<Arguments>();
   app->add_option("CASE,--shape", a->cases,
                   "backward/bf16/B1/H8/KV2/N2048/D128/causal/T0 or any part of "
-                  "it; T0: all cores");
+                  "it, or B,H,Hkv,Nq,Nk,D; T0: all cores");
   app->add_option("--suite", a->suite,
                   "default (without CASE), full, fa2-paper or options");
   app->add_option("--rounds", a->rounds, "Timings of a case")

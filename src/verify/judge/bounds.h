@@ -73,6 +73,7 @@ class Bounds {
   double multiple_;
   double negligible_;
   double element_deviations_;
+  double exp_error_;  // of lse, by exponentials that are not exact
 };
 
 }  // namespace fa2::verify

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/verify/judge/check.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -10,80 +11,12 @@
 #include "src/verify/cases/names.h"
 #include "src/verify/judge/diagnosis.h"
 #include "src/verify/judge/findings.h"
+#include "src/verify/judge/styles.h"
+#include "src/verify/judge/truth.h"
 #include "src/verify/model/answer.h"
 
 namespace fa2::verify {
 namespace {
-
-// The answer and the twin of one mode, and which array is whose.
-struct Truth {
-  Answer answer;
-  std::optional<Results<float>> twin_f32;
-  std::optional<Results<double>> twin_f64;
-
-  Expected Of(const std::string& name) const {
-    Expected e;
-    e.answer = Member(answer, name);
-    if (twin_f32) {
-      e.twin_f32 = Narrow(*twin_f32, name);
-      if (e.twin_f32 == nullptr) e.twin_f64 = Member(*twin_f32, name);
-      e.error = ErrorOf(*twin_f32, name);
-    } else {
-      e.twin_f64 = Narrow(*twin_f64, name);
-      if (e.twin_f64 == nullptr) e.twin_f64 = Member(*twin_f64, name);
-      e.error = ErrorOf(*twin_f64, name);
-    }
-    return e;
-  }
-
- private:
-  template <class T>
-  static const Array4<T>* Narrow(const Results<T>& r, const std::string& name) {
-    if (name == "out") return &r.out;
-    if (name == "dq") return &r.dq;
-    if (name == "dk") return &r.dk;
-    if (name == "dv") return &r.dv;
-    return nullptr;
-  }
-  template <class T>
-  static const Array4<double>* Member(const Results<T>& r,
-                                      const std::string& name) {
-    if constexpr (std::is_same_v<T, double>) {
-      if (const auto* narrow = Narrow(r, name)) return narrow;
-    }
-    if (name == "lse") return &r.lse;
-    if (name == "dbias") return &r.dbias;
-    if (name == "dsinks") return &r.dsinks;
-    return &r.dalibi_slopes;
-  }
-  template <class T>
-  static const Array4<RowError>* ErrorOf(const Results<T>& r,
-                                         const std::string& name) {
-    if (name == "out") return &r.out_error;
-    if (name == "dq") return &r.dq_error;
-    if (name == "dk") return &r.dk_error;
-    if (name == "dv") return &r.dv_error;
-    if (name == "dsinks") return &r.dsinks_error;
-    if (name == "dalibi_slopes") return &r.dalibi_error;
-    return nullptr;
-  }
-};
-
-Truth ComputeTruth(const Problem& problem, const Forward* forward,
-                   const CheckOptions& options) {
-  Truth truth;
-  truth.answer = ComputeAnswer(
-      problem, forward, options.plain ? Method::kPlain : Method::kKernels,
-      options.threads);
-  Model model = TwinModel(problem);
-  model.given = forward != nullptr;
-  if (problem.products == Products::kF64) {
-    truth.twin_f64 = RunAll<double>(problem, model, forward, options.threads);
-  } else {
-    truth.twin_f32 = RunAll<float>(problem, model, forward, options.threads);
-  }
-  return truth;
-}
 
 std::string Describe(const Problem& p) {
   const auto n = [](int64_t x) { return std::to_string(x); };
@@ -108,65 +41,165 @@ std::string Describe(const Problem& p) {
   return text;
 }
 
+// Judges one candidate, whose tensors are `candidates`.
+class Checker {
+ public:
+  Checker(const Case& c, const CheckOptions& options)
+      : case_(c), options_(options), problem_(MakeProblem(c)) {
+    for (const auto& [name, tensor] : problem_.outputs) {
+      candidates_[name] = LoadCandidate(problem_, name);
+    }
+    if (problem_.dout.given() && problem_.Output("out") != nullptr &&
+        problem_.Output("lse") != nullptr) {
+      forward_ = CandidateForward(problem_);
+    }
+  }
+
+  CaseReport Run() {
+    CaseReport report;
+    report.name = case_.name;
+    report.what = Describe(problem_);
+    report.products = problem_.products;
+    report.unchecked = problem_.unchecked;
+    report.unread = case_.unread;
+    report.method = problem_.keep.given() ? "blocked f64 with the keep mask"
+                    : options_.plain      ? "plain f64 loops"
+                                          : "fa2's f64 kernels";
+    Say("the answer in f64 and the rounding twin");
+    const Truth chain = Compute(problem_, nullptr);
+    std::optional<Truth> own;
+    if (forward_) {
+      Say("the gradients from the candidate's own out and lse");
+      own = Compute(problem_, &*forward_);
+    }
+    Say("judging");
+    report.tensors = JudgeAll(chain, chain, own ? &*own : nullptr);
+    report.pass = AllPass(report.tensors);
+    if (!report.pass) TryStyles(chain, &report);
+    for (TensorVerdict& verdict : report.tensors) {
+      if (verdict.pass) continue;
+      FindPlaces(candidates_.at(verdict.name), *chain.Of(verdict.name).answer,
+                 case_.shards, &verdict);
+    }
+    if (!report.pass && options_.diagnose) {
+      Say("trying the known mistakes");
+      report.diagnosis =
+          Diagnose(problem_, forward_ ? &*forward_ : nullptr, chain.answer,
+                   candidates_, report.tensors, options_.threads);
+    }
+    return report;
+  }
+
+ private:
+  void Say(const std::string& text) const {
+    if (options_.progress) options_.progress(text);
+  }
+
+  Truth Compute(const Problem& problem, const Forward* forward) const {
+    return ComputeTruth(problem, forward, options_.plain, options_.threads);
+  }
+
+  static bool AllPass(const std::vector<TensorVerdict>& verdicts) {
+    return std::all_of(verdicts.begin(), verdicts.end(),
+                       [](const TensorVerdict& v) { return v.pass; });
+  }
+
+  // `gradients`: the truth that these are held against. `own`: the one of the
+  // candidate's out and lse, or nullptr.
+  std::vector<TensorVerdict> JudgeAll(const Truth& forward,
+                                      const Truth& gradients,
+                                      const Truth* own) const {
+    std::vector<TensorVerdict> verdicts;
+    bool forward_passes = true;
+    for (const std::string& name : OutputNames()) {
+      if (problem_.Output(name) == nullptr) continue;
+      const Array4<double>& x = candidates_.at(name);
+      const bool is_forward = name == "out" || name == "lse";
+      const Expected expected = (is_forward ? forward : gradients).Of(name);
+      TensorVerdict verdict = Judge(problem_, name, x, expected);
+      FindPatterns(candidates_, *expected.answer, &verdict);
+      if (is_forward) forward_passes &= verdict.pass;
+      if (own != nullptr && !is_forward) {
+        const TensorVerdict given = Judge(problem_, name, x, own->Of(name));
+        // A gradient of the exact out, where all is right, errs from the one of
+        // the stored out by what rounding that costs.
+        verdict.own = given.pass || (forward_passes && verdict.pass);
+        verdict.own_relative_l2 = given.relative_l2;
+      }
+      verdicts.push_back(std::move(verdict));
+    }
+    return verdicts;
+  }
+
+  // Where the candidate is right for operands that it has rounded once more, it
+  // passes. What is reported stays the error from the answer.
+  void TryStyles(const Truth& chain, CaseReport* report) const {
+    for (const Style& style :
+         LikelyStyles(problem_, forward_ ? &*forward_ : nullptr, chain.answer,
+                      candidates_, report->tensors)) {
+      Say("the answer for " + style.name + ", rounded");
+      if (TryStyle(style, chain, report)) return;
+    }
+  }
+
+  bool TryStyle(const Style& style, const Truth& chain,
+                CaseReport* report) const {
+    const Problem styled = Styled(problem_, style);
+    const Problem& backward_problem = style.in_backward ? styled : problem_;
+    const Truth forward = style.in_forward ? Compute(styled, nullptr) : Truth();
+    const Truth& of_forward = style.in_forward ? forward : chain;
+    std::optional<Truth> backward;
+    if (problem_.dout.given() && style.in_forward != style.in_backward) {
+      const Forward given = {of_forward.answer.out, of_forward.answer.lse};
+      backward = Compute(backward_problem, &given);
+    }
+    const Truth& of_gradients = backward ? *backward : of_forward;
+    std::optional<Truth> own;
+    if (forward_) own = Compute(backward_problem, &*forward_);
+    std::vector<TensorVerdict> verdicts =
+        JudgeAll(of_forward, of_gradients, own ? &*own : nullptr);
+    if (!AllPass(verdicts)) return false;
+    report->pass = true;
+    report->style = style.name;
+    for (size_t n = 0; n < verdicts.size(); ++n) {
+      const TensorVerdict& before = report->tensors[n];
+      TensorVerdict& v = verdicts[n];
+      const bool is_forward = v.name == "out" || v.name == "lse";
+      v.bound +=
+          Distance(*(is_forward ? of_forward : of_gradients).Of(v.name).answer,
+                   *chain.Of(v.name).answer);
+      v.relative_l2 = before.relative_l2;
+      v.cosine = before.cosine;
+      v.worst.expected = before.worst.index == v.worst.index
+                             ? before.worst.expected
+                             : v.worst.expected;
+    }
+    report->tensors = std::move(verdicts);
+    return true;
+  }
+
+  static double Distance(const Array4<double>& a, const Array4<double>& b) {
+    double error2 = 0.0, size2 = 0.0;
+    for (size_t i = 0; i < a.values.size(); ++i) {
+      const double error = a.values[i] - b.values[i];
+      if (!std::isfinite(error)) continue;
+      error2 += error * error;
+      size2 += b.values[i] * b.values[i];
+    }
+    return size2 > 0.0 ? std::sqrt(error2 / size2) : 0.0;
+  }
+
+  const Case& case_;
+  const CheckOptions& options_;
+  Problem problem_;
+  std::map<std::string, Array4<double>> candidates_;
+  std::optional<Forward> forward_;  // the candidate's out and lse
+};
+
 }  // namespace
 
 CaseReport Check(const Case& c, const CheckOptions& options) {
-  const auto say = [&](const std::string& text) {
-    if (options.progress) options.progress(text);
-  };
-  const Problem problem = MakeProblem(c);
-  CaseReport report;
-  report.name = c.name;
-  report.what = Describe(problem);
-  report.products = problem.products;
-  report.unchecked = problem.unchecked;
-  report.unread = c.unread;
-  report.method = problem.keep.given() ? "blocked f64 with the keep mask"
-                  : options.plain      ? "plain f64 loops"
-                                       : "fa2's f64 kernels";
-  say("the answer in f64 and the rounding twin");
-  const Truth chain = ComputeTruth(problem, nullptr, options);
-  std::optional<Forward> forward;
-  std::optional<Truth> own;
-  const bool gradients = problem.dout.given();
-  if (gradients && problem.Output("out") != nullptr &&
-      problem.Output("lse") != nullptr) {
-    say("the gradients from the candidate's own out and lse");
-    forward = CandidateForward(problem);
-    own = ComputeTruth(problem, &*forward, options);
-  }
-
-  std::map<std::string, Array4<double>> candidates;
-  for (const auto& [name, tensor] : problem.outputs) {
-    candidates[name] = LoadCandidate(problem, name);
-  }
-  say("judging");
-  for (const std::string& name : OutputNames()) {
-    if (problem.Output(name) == nullptr) continue;
-    const Array4<double>& x = candidates.at(name);
-    const Expected expected = chain.Of(name);
-    TensorVerdict verdict = Judge(problem, name, x, expected);
-    FindPatterns(candidates, *expected.answer, &verdict);
-    if (own && name != "out" && name != "lse") {
-      const TensorVerdict given = Judge(problem, name, x, own->Of(name));
-      // A gradient of the exact out, where all is right, errs from the one of
-      // the stored out by what rounding that costs.
-      verdict.own = given.pass || (report.pass && verdict.pass);
-      verdict.own_relative_l2 = given.relative_l2;
-    }
-    if (!verdict.pass) {
-      FindPlaces(x, *expected.answer, c.shards, &verdict);
-    }
-    report.pass &= verdict.pass;
-    report.tensors.push_back(std::move(verdict));
-  }
-  if (!report.pass && options.diagnose) {
-    say("trying the known mistakes");
-    report.diagnosis =
-        Diagnose(problem, forward ? &*forward : nullptr, chain.answer,
-                 candidates, report.tensors, options.threads);
-  }
-  return report;
+  return Checker(c, options).Run();
 }
 
 void CompareRuns(const Case& first, const Case& other,

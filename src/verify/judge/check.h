@@ -25,6 +25,8 @@ struct CaseReport {
   std::string what;    // the case in a few words
   std::string method;  // how the answer was computed
   Products products = Products::kF32;
+  // What the candidate multiplied and rounded before the scores; often nothing.
+  std::string style;
   std::vector<TensorVerdict> tensors;
   std::vector<std::string> unchecked;
   std::vector<std::string> unread;  // the file's tensors of unknown names

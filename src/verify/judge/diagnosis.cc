@@ -94,7 +94,8 @@ class Diagnoser {
   }
 
   void TryMistakes() {
-    const std::vector<Mistake> mistakes = MistakesFor(p_);
+    const std::vector<Mistake> mistakes =
+        MistakesFor(p_, FindHints(p_, answer_, candidates_, failing_));
     const Evidence evidence(p_, forward_, answer_, candidates_, following_,
                             forward_fails_);
     std::mutex mutex;
@@ -194,16 +195,43 @@ class Diagnoser {
         }
       }
       if (best == nullptr) break;
-      Diagnosis d;
-      d.id = best->id;
-      d.sentence = SentenceOf(best->id);
-      if (!best->detail.empty()) d.sentence += " (" + best->detail + ")";
-      d.tensors.assign(best->tensors.begin(), best->tensors.end());
+      diagnosis.push_back(Named(*best));
       used.insert(best->id);
       for (const std::string& name : best->tensors) left.erase(name);
-      diagnosis.push_back(std::move(d));
     }
+    AddAlike(&used, &diagnosis);
     return diagnosis;
+  }
+
+  // Mistakes that explain as much as the first one does.
+  void AddAlike(std::set<std::string>* used,
+                std::vector<Diagnosis>* diagnosis) const {
+    if (diagnosis->empty()) return;
+    const std::vector<std::string> tensors = diagnosis->front().tensors;
+    std::vector<const Candidate*> alike;
+    for (const Candidate& c : found_) {
+      const bool as_much = std::all_of(
+          tensors.begin(), tensors.end(),
+          [&](const auto& name) { return c.tensors.count(name) != 0; });
+      if (as_much) alike.push_back(&c);
+    }
+    std::stable_sort(alike.begin(), alike.end(),
+                     [](const Candidate* a, const Candidate* b) {
+                       return a->cost() < b->cost();
+                     });
+    for (const Candidate* c : alike) {
+      if (diagnosis->size() == 3 || !used->insert(c->id).second) continue;
+      diagnosis->push_back(Named(*c));
+    }
+  }
+
+  static Diagnosis Named(const Candidate& c) {
+    Diagnosis d;
+    d.id = c.id;
+    d.sentence = SentenceOf(c.id);
+    if (!c.detail.empty()) d.sentence += " (" + c.detail + ")";
+    d.tensors.assign(c.tensors.begin(), c.tensors.end());
+    return d;
   }
 
   const Problem& p_;

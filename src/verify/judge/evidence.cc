@@ -45,12 +45,13 @@ bool Evidence::Wanted(const std::string& name) const {
 }
 
 // One tensor of one head or kv head; `swapped`: it lies where the other order
-// of heads and rows has it.
+// of heads and rows has it. `lse`, of rows of queries: where it is -inf the
+// mistake leaves no key to see, and a kernel may divide by 0.
 void Evidence::Compare(const std::string& name, int64_t head, int64_t begin,
                        const Sequence& s, bool swapped,
                        const std::vector<double>& mistake,
                        const std::vector<double>* twin,
-                       TensorSums* sums) const {
+                       const std::vector<double>* lse, TensorSums* sums) const {
   if (!Wanted(name) || mistake.empty()) return;
   Sums& sum = (*sums)[name];
   const double base = name == "lse" && p_.options.lse_base2 ? 1 / kLn2 : 1.0;
@@ -70,6 +71,10 @@ void Evidence::Compare(const std::string& name, int64_t head, int64_t begin,
       at = got.offset(s.batch, h, row);
     }
     const size_t here = static_cast<size_t>(at) + column;
+    if (lse != nullptr && std::isinf((*lse)[i / columns]) &&
+        !std::isfinite(got.values[here])) {
+      continue;
+    }
     const double m = mistake[i] * base;
     sum.Add(got.values[here], m, answer.values[here] * base);
     if (twin == nullptr) continue;
@@ -135,7 +140,7 @@ void Evidence::AddRun(const Model& model, const Unit& unit, bool with_twin,
                              const std::vector<std::vector<double>>& values,
                              const std::vector<std::vector<double>>& twin) {
       Compare(name, m.heads[n], s.q_begin, s, false, values[n],
-              with_twin ? &twin[n] : nullptr, sums);
+              with_twin ? &twin[n] : nullptr, &m.lse[n], sums);
     };
     if (forward) compare("out", m.out, t.out);
     if (forward) compare("lse", m.lse, t.lse);
@@ -145,10 +150,10 @@ void Evidence::AddRun(const Model& model, const Unit& unit, bool with_twin,
   const Faults& f = model.faults;
   Compare("dk", unit.kv_head, s.k_begin, s,
           f.kv_gradients_swapped && f.k_layout_swapped, m.dk,
-          with_twin ? &t.dk : nullptr, sums);
+          with_twin ? &t.dk : nullptr, nullptr, sums);
   Compare("dv", unit.kv_head, s.k_begin, s,
           f.kv_gradients_swapped && f.v_layout_swapped, m.dv,
-          with_twin ? &t.dv : nullptr, sums);
+          with_twin ? &t.dv : nullptr, nullptr, sums);
 }
 
 void Evidence::AddUnit(const Mistake& mistake, const Unit& unit, bool with_twin,

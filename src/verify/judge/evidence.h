@@ -57,7 +57,8 @@ class Evidence {
   void Compare(const std::string& name, int64_t head, int64_t begin,
                const Sequence& s, bool swapped,
                const std::vector<double>& mistake,
-               const std::vector<double>* twin, TensorSums* sums) const;
+               const std::vector<double>* twin, const std::vector<double>* lse,
+               TensorSums* sums) const;
   template <class T>
   UnitResults RunUnit(const Model& model, const Unit& unit) const;
   UnitResults RunTwin(Model model, const Unit& unit) const;

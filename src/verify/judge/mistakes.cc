@@ -102,20 +102,40 @@ constexpr Known kKnown[] = {
      "it is the right gradient plus what the buffer held; clear it, or "
      "overwrite"}};
 
-// Tiles of the kernels in use.
-constexpr int64_t kTiles[] = {128, 64, 32, 16, 256, 96, 80, 48, 8};
+// Tiles of the kernels in use, then others.
+constexpr int64_t kTiles[] = {128, 64,  32,  16,  256, 96,  80, 48, 8,  512,
+                              192, 160, 112, 144, 24,  40,  56, 72, 88, 104,
+                              120, 4,   12,  20,  10,  100, 50, 25};
+// How many of them are tried where trying one takes seconds.
+constexpr size_t kUsualTiles = 9;
+constexpr int64_t kManyPairs = int64_t{1} << 20;
 
-// Lengths of the last tile of n rows: of the partial one, where there is one.
-std::vector<int64_t> LastTiles(int64_t n) {
+// The tiles to try with so many pairs of a query and a key.
+std::vector<int64_t> TilesFor(int64_t pairs) {
+  const size_t n = pairs > kManyPairs ? kUsualTiles : std::size(kTiles);
+  return {kTiles, kTiles + n};
+}
+
+// No edge: as many keys as there are.
+constexpr int64_t kEverything = int64_t{1} << 40;
+
+// Lengths of the last tile of n rows: of the partial one, where there is one;
+// `known` first, where it is one.
+std::vector<int64_t> LastTiles(int64_t n, int64_t known,
+                               const std::vector<int64_t>& tiles) {
   std::vector<int64_t> lengths;
   std::set<int64_t> seen;
-  for (const int64_t tile : kTiles) {
+  if (known > 0 && known < n) {
+    lengths.push_back(known);
+    seen.insert(known);
+  }
+  for (const int64_t tile : tiles) {
     const int64_t last = n % tile;
     if (last != 0 && last < n && seen.insert(last).second) {
       lengths.push_back(last);
     }
   }
-  for (const int64_t tile : kTiles) {
+  for (const int64_t tile : tiles) {
     if (n % tile == 0 && tile < n && seen.insert(tile).second) {
       lengths.push_back(tile);
     }
@@ -125,20 +145,26 @@ std::vector<int64_t> LastTiles(int64_t n) {
 
 class Lister {
  public:
-  explicit Lister(const Problem& problem) : p_(problem) {}
+  Lister(const Problem& problem, const Hints& hints)
+      : p_(problem),
+        hints_(hints),
+        tiles_(TilesFor(problem.max_q * problem.max_k)),
+        usual_tiles_(TilesFor(kManyPairs + 1)) {}
 
   std::vector<Mistake> List() {
     const bool dropout = p_.options.dropout_p > 0.0 || p_.keep.given();
     Arithmetic();
     Masks();
     Tails();
+    DqTiles();
     Heads();
+    Batches();
     if (dropout) Dropout();
     if (p_.options.softcap > 0.0) {
       Add("softcap_derivative_missing",
           [](Faults* f) { f->softcap_slope_missing = true; });
     }
-    if (p_.alibi_slopes.given() && p_.nq != p_.nk) {
+    if (p_.alibi_slopes.given() && Oblong()) {
       InAnyPass("alibi_wrong_diagonal",
                 [](Faults* f) { f->alibi_from_top_left = true; });
     }
@@ -174,6 +200,15 @@ class Lister {
     }
   }
 
+  bool Oblong() const {
+    return std::any_of(p_.sequences.begin(), p_.sequences.end(),
+                       [](const Sequence& s) { return s.nq != s.nk; });
+  }
+  bool Masked() const {
+    return p_.options.causal != Causal::kNone || p_.options.window_left >= 0 ||
+           p_.options.window_right >= 0;
+  }
+
   void Arithmetic() {
     Add("scale_missing", [](Faults* f) { f->scale_power = 0; });
     Add("scale_twice", [](Faults* f) { f->scale_power = 2; });
@@ -186,13 +221,21 @@ class Lister {
     Add("delta_missing", [](Faults* f) { f->delta = DeltaUse::kZero; });
     Add("delta_without_out",
         [](Faults* f) { f->delta = DeltaUse::kSumOfDout; });
+    if (!hints_.Fails("dv")) return;
     Add("dv_from_dp", [](Faults* f) { f->dv_from_dp = true; });
+    if (!Masked()) return;
+    // Of all keys: the mask is in P alone.
+    Add("dv_from_dp", [](Faults* f) {
+      f->in_forward = false;
+      f->dv_from_dp = f->dv_from_masked_dp = true;
+      f->causal = Causal::kNone;
+      f->left_shift = f->right_shift = kEverything;
+    });
   }
 
   void Masks() {
     const Options& o = p_.options;
-    bool oblong = false;
-    for (const Sequence& s : p_.sequences) oblong |= s.nq != s.nk;
+    const bool oblong = Oblong();
     if (o.causal == Causal::kBottomRight && oblong) {
       InAnyPass("causal_top_left",
                 [](Faults* f) { f->causal = Causal::kTopLeft; });
@@ -258,46 +301,70 @@ class Lister {
 
   void Tails() {
     if (p_.packed) return PackedTails();
-    for (const int64_t n : LastTiles(p_.nk)) {
-      InAnyPass("last_key_tile_skipped", [n](Faults* f) { f->keys_cut = n; });
+    for (const int64_t n : LastTiles(p_.nk, hints_.zero_keys, tiles_)) {
+      for (const auto& [forward, backward] :
+           {std::pair(true, true), std::pair(false, true),
+            std::pair(true, false)}) {
+        // What is not added leaves zeros.
+        if (backward && !hints_.MaySkipKeys(n)) continue;
+        Add("last_key_tile_skipped", [&, f = forward, b = backward](Faults* x) {
+          x->in_forward = f;
+          x->in_backward = b;
+          x->keys_cut = n;
+        });
+      }
     }
-    for (const int64_t n : LastTiles(p_.nq)) {
+    for (const int64_t n : LastTiles(p_.nq, hints_.zero_queries, tiles_)) {
       Add("last_query_tile_skipped", [n](Faults* f) { f->queries_cut = n; });
     }
-    std::set<int64_t> seen;
-    for (const int64_t tile : kTiles) {
-      const int64_t padded = (tile - p_.nk % tile) % tile;
-      if (padded == 0 || !seen.insert(padded).second) continue;
-      InAnyPass("key_tail_unmasked",
-                [padded](Faults* f) { f->padded_keys = padded; });
-    }
-    for (const int64_t tile : kTiles) {
-      if (tile >= p_.nk) continue;
-      Add("dq_overwritten", [tile](Faults* f) { f->dq_tile = tile; });
-      if (p_.options.causal == Causal::kNone && p_.options.window_right < 0) {
-        continue;
+    KeyTails();
+  }
+
+  // A backward reads what the forward left in lse: it adds nothing of its own.
+  void KeyTails() {
+    std::set<int64_t> lengths;
+    if (hints_.more_keys > 0) {
+      lengths.insert(hints_.more_keys);
+    } else if (!hints_.Fails("lse") || p_.options.softcap > 0.0) {
+      for (const int64_t tile : usual_tiles_) {
+        lengths.insert((tile - p_.nk % tile) % tile);
       }
-      Add("dq_overwritten", [tile](Faults* f) {
-        f->dq_tile = tile;
-        f->dq_tile_of_row = true;
-      });
+    }
+    for (const int64_t padded : lengths) {
+      if (padded == 0) continue;
+      Add("key_tail_unmasked",
+          [padded](Faults* f) { f->padded_keys = padded; });
+    }
+  }
+
+  void DqTiles() {
+    if (!hints_.Fails("dq")) return;
+    std::set<int64_t> begins;
+    for (const int64_t tile : tiles_) {
+      if (!p_.packed && tile >= p_.nk) continue;
+      const int64_t begin = (p_.max_k - 1) / tile * tile;
+      if (p_.packed || begins.insert(begin).second) {
+        Add("dq_overwritten", [tile](Faults* f) { f->dq_tile = tile; });
+      }
+      if (!p_.packed && !Masked()) continue;
+      for (const bool alone : {false, true}) {
+        Add("dq_overwritten", [tile, alone](Faults* f) {
+          f->dq_tile = tile;
+          f->dq_tile_of_row = true;
+          f->dq_row_alone = alone;
+        });
+      }
     }
   }
 
   // Tiles begin anew in each sequence, whose tails differ.
   void PackedTails() {
-    for (const int64_t tile : kTiles) {
+    for (const int64_t tile : usual_tiles_) {
       InAnyPass("last_key_tile_skipped",
                 [tile](Faults* f) { f->key_tile_cut = tile; });
       Add("last_query_tile_skipped",
           [tile](Faults* f) { f->query_tile_cut = tile; });
-      InAnyPass("key_tail_unmasked",
-                [tile](Faults* f) { f->padded_tile = tile; });
-      Add("dq_overwritten", [tile](Faults* f) { f->dq_tile = tile; });
-      Add("dq_overwritten", [tile](Faults* f) {
-        f->dq_tile = tile;
-        f->dq_tile_of_row = true;
-      });
+      Add("key_tail_unmasked", [tile](Faults* f) { f->padded_tile = tile; });
     }
   }
 
@@ -320,10 +387,22 @@ class Lister {
       InAnyPass("head_map_modulo",
                 [](Faults* f) { f->head_map_modulo = true; });
     }
+    if (!hints_.Fails("dk") && !hints_.Fails("dv")) return;
     for (int64_t member = 0; member < group; ++member) {
       if (member > 0 && member < group - 1 && group > 8) continue;
       Add("group_not_summed",
           [member](Faults* f) { f->group_member = static_cast<int>(member); });
+    }
+  }
+
+  // K and V of another batch.
+  void Batches() {
+    if (p_.packed || p_.batch == 1) return;
+    for (const int64_t shift : {int64_t{1}, p_.batch - 1}) {
+      if (shift == 1 || p_.batch > 2) {
+        InAnyPass("batch_mixed",
+                  [shift](Faults* f) { f->key_batch_shift = shift; });
+      }
     }
   }
 
@@ -336,9 +415,16 @@ class Lister {
           [](Faults* f) { f->keep_unscaled_dv = true; });
       Add("dropout_scale_missing",
           [](Faults* f) { f->keep_unscaled_dp = true; });
-      // The mask alone is there, its factor too, in the other place.
+      Add("dropout_not_in_dp",
+          [](Faults* f) { f->keep_not_in_dp = f->keep_scale_in_dp = true; });
     }
     Add("dropout_not_in_dp", [](Faults* f) { f->keep_not_in_dp = true; });
+    for (const int64_t shift : {1, -1}) {
+      Add("dropout_mask_shifted", [shift](Faults* f) {
+        f->in_forward = false;
+        f->keep_head_shift = shift;
+      });
+    }
     for (const Edge edge : {Edge::kFlat, Edge::kWrapped, Edge::kClamped,
                             Edge::kDropped, Edge::kKept}) {
       for (const auto& [row, column] : {std::pair(0, 1), std::pair(0, -1),
@@ -355,21 +441,30 @@ class Lister {
   }
 
   void Bias() {
+    if (!hints_.Fails("dbias")) return;
     const Sizes& n = p_.bias.sizes;
-    const int64_t full[3] = {static_cast<int64_t>(p_.sequences.size()),
-                             p_.heads, p_.max_q};
-    for (int d = 0; d < 3; ++d) {
-      if (n[static_cast<size_t>(d)] != 1 || full[d] == 1) continue;
-      for (const int64_t index : {full[d] - 1, int64_t{0}}) {
-        Add("dbias_not_reduced", [d, index](Faults* f) {
-          f->bias_dimension = d;
-          f->bias_index = index;
+    const Sizes full = {static_cast<int64_t>(p_.sequences.size()), p_.heads,
+                        p_.max_q, p_.max_k};
+    // Any of the dimensions that bias broadcasts.
+    for (unsigned set = 1; set < 16; ++set) {
+      bool sums = true;
+      for (size_t d = 0; d < 4; ++d) {
+        sums &= (set >> d & 1) == 0 || (n[d] == 1 && full[d] > 1);
+      }
+      if (!sums) continue;
+      for (const bool last : {true, false}) {
+        Add("dbias_not_reduced", [&](Faults* f) {
+          for (size_t d = 0; d < 4; ++d) {
+            if ((set >> d & 1) != 0) f->bias_slice[d] = last ? full[d] - 1 : 0;
+          }
         });
       }
     }
   }
 
   const Problem& p_;
+  const Hints& hints_;
+  const std::vector<int64_t> tiles_, usual_tiles_;
   std::vector<Mistake> list_;
 };
 
@@ -394,8 +489,8 @@ std::string IdOfRank(int rank) {
   return n < std::size(kKnown) ? kKnown[n].id : "";
 }
 
-std::vector<Mistake> MistakesFor(const Problem& problem) {
-  return Lister(problem).List();
+std::vector<Mistake> MistakesFor(const Problem& problem, const Hints& hints) {
+  return Lister(problem, hints).List();
 }
 
 }  // namespace fa2::verify

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "src/verify/judge/hints.h"
 #include "src/verify/model/faults.h"
 #include "src/verify/model/problem.h"
 
@@ -24,8 +25,9 @@ struct Mistake {
   bool same_given = false;
 };
 
-// Those that change something in this problem, likelier ones first.
-std::vector<Mistake> MistakesFor(const Problem& problem);
+// Those that change something in this problem and may explain one of the
+// failing tensors, likelier ones first.
+std::vector<Mistake> MistakesFor(const Problem& problem, const Hints& hints);
 
 // How much one id is preferred over another that explains the same: lower is
 // better.

@@ -95,8 +95,9 @@ class Finder {
     }
     const double whole = std::round(k);
     // A scale that dQ or dK lacks is another mistake.
-    const bool scale = (name_ == "dq" || name_ == "dk") &&
-                       std::abs(whole * p_.scale - 1.0) < 1e-6;
+    const bool scale =
+        (name_ == "dq" || name_ == "dk") &&
+        std::abs(k * p_.scale - 1.0) <= std::abs(k / whole - 1.0) + 1e-6;
     if (whole >= 2.0 && !scale) {
       Add("overcount", times(whole),
           "it is " + std::to_string(static_cast<int64_t>(whole)) +
@@ -137,11 +138,18 @@ class Finder {
 
   void Transposed() {
     const Sizes& n = x_->sizes;
-    if (n[2] < 2 || n[3] < 2 || p_.options.layout == Layout::kThd) return;
+    if (n[2] < 2 || n[3] < 2) return;
     Add("transposed",
         ErrorOf(*x_, [&](int64_t a, int64_t b, int64_t c, int64_t d) {
           const int64_t flat = c * n[3] + d;  // of a D x N matrix
           return E(a, b, flat % n[2], flat / n[2]);
+        }));
+    if (p_.options.layout == Layout::kBhsd || n[1] < 2) return;
+    // [D, H, N] written where [N, H, D] is declared.
+    Add("transposed",
+        ErrorOf(*x_, [&](int64_t a, int64_t b, int64_t c, int64_t d) {
+          const int64_t flat = (c * n[1] + b) * n[3] + d;
+          return E(a, flat / n[2] % n[1], flat % n[2], flat / n[2] / n[1]);
         }));
   }
 

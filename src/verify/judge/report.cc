@@ -80,6 +80,10 @@ std::string ReportText(const CaseReport& report) {
       text += "  " + t.name + ": " + finding + "\n";
     }
   }
+  if (!report.style.empty()) {
+    text += "  right for a kernel that rounds " + report.style +
+            " before the scores\n";
+  }
   for (const std::string& moved : report.moved) text += "  " + moved + "\n";
   if (!report.unchecked.empty()) {
     text +=

@@ -42,6 +42,7 @@ Json CaseJson(const CaseReport& report) {
   json["verdict"] = report.pass ? "pass" : "fail";
   json["what"] = report.what;
   json["precision"] = NameOf(report.products);
+  if (!report.style.empty()) json["style"] = report.style;
   json["tensors"] = Json::array();
   for (const TensorVerdict& t : report.tensors) {
     json["tensors"].push_back(TensorJson(t));

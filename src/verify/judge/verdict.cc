@@ -151,7 +151,8 @@ class Judgement {
       const double got = x_.values[at];
       const double e = e_.answer->values[at] * base_;
       if (Excused(got, e, no_key)) continue;
-      if (std::isfinite(e) != std::isfinite(got)) {
+      if (std::isfinite(e) != std::isfinite(got) ||
+          (std::isnan(got) && !std::isnan(e))) {
         ++v_.bad;
         ++slice.bad;
         KeepWorst(kInfinity, {a, b, c, d});

@@ -131,6 +131,9 @@ class Gatherer {
       r_.dq_error = Array4<RowError>(rows(p_.SizesOf("dq")));
       r_.dk_error = Array4<RowError>(rows(p_.SizesOf("dk")));
       r_.dv_error = Array4<RowError>(rows(p_.SizesOf("dv")));
+      if (r_.dbias.given()) {
+        r_.dbias_error = Array4<RowError>(rows(p_.bias.sizes));
+      }
       r_.dsinks_error = Array4<RowError>(p_.sinks.sizes);
       r_.dalibi_error = Array4<RowError>(p_.alibi_slopes.sizes);
     }
@@ -179,6 +182,11 @@ class Gatherer {
     add(h.dq_error, r_.dq_error.row(s.batch, head, s.q_begin));
     add(h.dk_error, r_.dk_error.row(s.batch, kv_head, s.k_begin));
     add(h.dv_error, r_.dv_error.row(s.batch, kv_head, s.k_begin));
+    if (r_.dbias_error.given()) {
+      const Sizes& n = p_.bias.sizes;
+      add(h.dbias_error,
+          r_.dbias_error.row(n[0] == 1 ? 0 : s.index, n[1] == 1 ? 0 : head, 0));
+    }
     if (r_.dsinks_error.given()) {
       r_.dsinks_error.row(0, head, 0)->squares += h.dsink_squares;
     }
@@ -188,9 +196,9 @@ class Gatherer {
   }
 
   void AddBias(const Sequence& s, int64_t head, const HeadResults<T>& h) {
-    const Faults& f = m_.faults;
-    if (f.bias_dimension == 0 && s.index != f.bias_index) return;
-    if (f.bias_dimension == 1 && head != f.bias_index) return;
+    const auto& slice = m_.faults.bias_slice;
+    if (slice[0] >= 0 && s.index != slice[0]) return;
+    if (slice[1] >= 0 && head != slice[1]) return;
     const Sizes& n = p_.bias.sizes;
     double* to = r_.dbias.row(n[0] == 1 ? 0 : s.index, n[1] == 1 ? 0 : head, 0);
     for (size_t i = 0; i < h.dbias.size(); ++i) to[i] += h.dbias[i];

@@ -20,8 +20,8 @@ struct Results {
   Array4<double> dbias, dsinks, dalibi_slopes;
 
   // Row by row, [B, H, N, 1]: what rounding leaves. Of a twin only.
-  Array4<RowError> out_error, dq_error, dk_error, dv_error, dsinks_error,
-      dalibi_error;
+  Array4<RowError> out_error, dq_error, dk_error, dv_error, dbias_error,
+      dsinks_error, dalibi_error;
 };
 
 using Answer = Results<double>;

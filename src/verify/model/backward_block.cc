@@ -76,6 +76,7 @@ class Backward {
     const double max = b_.maxima[static_cast<size_t>(r)];
     if (max == -kInfinity || b_.width == 0) {
       // No key: lse is the sink alone.
+      if (h_.model.given) r_.stored_lse[static_cast<size_t>(i)] = -kInfinity;
       std::fill(p, p + b_.width, T(0));
       std::fill(ds, ds + b_.width, T(0));
       if (std::isfinite(h_.sink) && p_.dlse.given()) r_.dsink += DlseOf(i);
@@ -90,6 +91,10 @@ class Backward {
       delta_error = AddGradientMagnitudes(h_, b_, r, delta, &r_);
     }
     if (h_.dropout && !f_.keep_not_in_dp) Drop(r, f_.keep_unscaled_dp, dp);
+    if (h_.dropout && f_.keep_scale_in_dp) {
+      const auto factor = static_cast<T>(h_.keep_scale);
+      for (int64_t j = 0; j < b_.width; ++j) dp[j] *= factor;
+    }
     const T d = static_cast<T>(delta);
     // A masked score adds nothing, whatever lse is (0 * inf).
     for (int64_t j = 0; j < b_.width; ++j) {
@@ -102,7 +107,7 @@ class Backward {
     }
     if (f_.dv_from_dp) {
       for (int64_t j = 0; j < b_.width; ++j) {
-        if (p[j] != T(0)) p[j] = dp[j];
+        if (p[j] != T(0) || f_.dv_from_masked_dp) p[j] = dp[j];
       }
     }
     if (h_.dropout) Drop(r, f_.keep_unscaled_dv, p);
@@ -125,12 +130,14 @@ class Backward {
       r_.dsink_squares += p * p * delta2;
     }
     if (!r_.dbias.empty()) {
-      const Faults& whole = h_.model.faults;
+      const auto& slice = h_.model.faults.bias_slice;
       const Sizes& n = p_.bias.sizes;
-      if (whole.bias_dimension == 2 && i != whole.bias_index) return;
+      if (slice[2] >= 0 && i != slice[2]) return;
       double* dbias = r_.dbias.data() + (n[2] == 1 ? 0 : i * n[3]);
       if (n[3] == 1) {
-        for (int64_t j = 0; j < b_.width; ++j) *dbias += ds[j];
+        for (int64_t j = 0; j < b_.width; ++j) {
+          if (slice[3] < 0 || b_.lo + j == slice[3]) *dbias += ds[j];
+        }
       } else {
         for (int64_t j = 0; j < b_.width; ++j) dbias[b_.lo + j] += ds[j];
       }
@@ -182,8 +189,9 @@ class Backward {
     int64_t end = h_.sequence.nk;
     if (f_.dq_tile_of_row) {
       // The block of queries ends where it ends or the queries do.
-      const int64_t block = (b_.begin + r) / f_.dq_tile + 1;
-      const int64_t last = std::min(h_.sequence.nq, block * f_.dq_tile) - 1;
+      const int64_t rows = f_.dq_row_alone ? 1 : f_.dq_tile;
+      const int64_t block = (b_.begin + r) / rows + 1;
+      const int64_t last = std::min(h_.sequence.nq, block * rows) - 1;
       end = VisibleKeys(p_.options, f_, h_.sequence, last).end;
     }
     const int64_t begin =
@@ -220,10 +228,8 @@ class Backward {
   void AddPart(T factor, T* sums) const {
     for (size_t n = 0; n < b_.part.size(); ++n) sums[n] += b_.part[n] * factor;
     if (h_.model.faults.rounded_tile == 0) return;
-    // f32 kernels that sum in 16 bits do so in bf16.
-    RoundRow(
-        h_.model.products == Products::kF16 ? Products::kF16 : Products::kBF16,
-        sums, static_cast<int64_t>(b_.part.size()));
+    RoundRow(SumsIn16Bits(h_.model), sums,
+             static_cast<int64_t>(b_.part.size()));
   }
 
   const HeadOperands<T>& h_;

@@ -5,6 +5,7 @@
 #ifndef FA2_SRC_VERIFY_MODEL_FAULTS_H_
 #define FA2_SRC_VERIFY_MODEL_FAULTS_H_
 
+#include <array>
 #include <cstdint>
 #include <optional>
 
@@ -24,7 +25,8 @@ enum class LseUse {
 
 enum class DeltaUse { kRight, kZero, kSumOfDout };
 
-// What a mask that is read off its place holds past its edge.
+// What a mask that is read off its place holds past its edge; flat: what lies
+// there in memory.
 enum class Edge { kWrapped, kFlat, kClamped, kDropped, kKept };
 
 struct Faults {
@@ -58,6 +60,7 @@ struct Faults {
   // the row's block of as many queries visits.
   int64_t dq_tile = 0;
   bool dq_tile_of_row = false;
+  bool dq_row_alone = false;  // that block has one query
 
   // K or V is read as if the file's heads and rows were exchanged.
   bool k_layout_swapped = false;
@@ -65,28 +68,33 @@ struct Faults {
   // dK and dV are written where K and V are read.
   bool kv_gradients_swapped = false;
   bool head_map_modulo = false;
+  int64_t key_batch_shift = 0;  // K and V are those of so many batches on
   int group_member = -1;  // >= 0: dK and dV of that query head of the group
 
   bool dv_from_dp = false;
+  bool dv_from_masked_dp = false;  // the same, with dP of masked scores too
   bool softcap_slope_missing = false;
 
   bool keep_unscaled_out = false;  // 1 / (1 - p) left out in O = (P Z) V
   bool keep_unscaled_dv = false;
   bool keep_unscaled_dp = false;
   bool keep_not_in_dp = false;
+  bool keep_scale_in_dp = false;  // its factor alone is, then
   int64_t keep_row_shift = 0;
   int64_t keep_column_shift = 0;
+  int64_t keep_head_shift = 0;  // wraps
   Edge keep_edge = Edge::kWrapped;
 
   bool alibi_from_top_left = false;
 
-  // >= 0: dbias of that index alone, in a dimension (0, 1, 2) that bias
-  // broadcasts.
-  int bias_dimension = -1;
-  int64_t bias_index = 0;
+  // >= 0: dbias of that index alone, in a dimension that bias broadcasts.
+  std::array<int64_t, 4> bias_slice = {-1, -1, -1, -1};
 
-  // > 0: sums are rounded to 16 bits after each tile of so many terms.
+  // > 0: sums of gradients, or of out, are rounded to 16 bits after each tile
+  // of so many terms.
   int64_t rounded_tile = 0;
+  int64_t rounded_out_tile = 0;
+  bool rounded_to_f16 = false;  // of f32 products; else bf16
 };
 
 }  // namespace fa2::verify

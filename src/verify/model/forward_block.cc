@@ -85,13 +85,18 @@ void ForwardBlock(const HeadOperands<T>& h, const Faults& faults, Block<T>* b,
   }
   const int64_t columns = h.value_depth;
   T* out = results->out.data() + b->begin * columns;
-  AddProduct(Product<T>{b->rows,
-                        columns,
-                        b->width,
-                        {b->p.data(), b->width},
-                        {h.v.data() + b->lo * columns, columns},
-                        out,
-                        columns});
+  const int64_t rounded = h.model.faults.rounded_out_tile;
+  const int64_t step = rounded > 0 ? rounded : std::max<int64_t>(1, b->width);
+  for (int64_t j = 0; j < b->width; j += step) {
+    AddProduct(Product<T>{b->rows,
+                          columns,
+                          std::min(step, b->width - j),
+                          {b->p.data() + j, b->width},
+                          {h.v.data() + (b->lo + j) * columns, columns},
+                          out,
+                          columns});
+    if (rounded > 0) RoundRow(SumsIn16Bits(h.model), out, b->rows * columns);
+  }
   for (const T factor : factors) {
     for (int64_t c = 0; c < columns; ++c, ++out) {
       *out = static_cast<T>(RoundStored(h.model.out, *out * factor));

@@ -102,7 +102,7 @@ HeadOperands<T>::HeadOperands(const Problem& p, const Model& m,
     exact_dout = dout;
     Round(m.products, &dout);
   }
-  Round(m.products, &q);
+  if (!p.q_rounded) Round(m.products, &q);
   if (m.magnitudes) {
     q_squares = SquaredLengths(q, s.nq);
     dout_squares = SquaredLengths(dout, s.nq);
@@ -116,16 +116,17 @@ HeadOperands<T>::HeadOperands(const Problem& p, const Model& m,
 template <class T>
 void HeadOperands<T>::LoadKeys(const Faults& faults) {
   const Sequence& s = sequence;
-  const auto load = [&](const Array4<double>& array, bool swapped) {
+  const int64_t batch = (s.batch + faults.key_batch_shift) % problem.batch;
+  const auto load = [&](const Array4<double>& array, bool swapped, bool round) {
     std::vector<T> x =
         swapped ? LoadSwapped<T>(array, problem.options.layout == Layout::kBhsd,
-                                 s.batch, kv_head, s.k_begin, s.nk)
-                : LoadRows<T>(array, s.batch, kv_head, s.k_begin, s.nk);
-    Round(model.products, &x);
+                                 batch, kv_head, s.k_begin, s.nk)
+                : LoadRows<T>(array, batch, kv_head, s.k_begin, s.nk);
+    if (round) Round(model.products, &x);
     return x;
   };
-  k = load(problem.k, faults.k_layout_swapped);
-  v = load(problem.v, faults.v_layout_swapped);
+  k = load(problem.k, faults.k_layout_swapped, !problem.k_rounded);
+  v = load(problem.v, faults.v_layout_swapped, true);
   k_transposed = Transpose(k, s.nk, depth);
   v_transposed = Transpose(v, s.nk, value_depth);
   if (model.magnitudes) {

@@ -25,11 +25,12 @@ double ScoreError(Products products) {
   return kScoreError * sum / std::max(UnitRoundoff(products), sum);
 }
 
-// Below its smallest normal number, 2^-14, f16 rounds by a fixed 2^-25, as much
-// as a rounding of 2^-14 may err: no term counts for less. The other types'
-// smallest numbers lie below any sum's.
+// Below its smallest normal number, 2^-14, f16 rounds by up to 2^-25, as much
+// as a rounding of 2^-14 may err: no term counts for less. Such errors are
+// spread evenly, which makes their mean square larger than that of relative
+// ones. The other types' smallest numbers lie below any sum's.
 double LeastTerm(Products products) {
-  return products == Products::kF16 ? 0x1p-14 : 0.0;
+  return products == Products::kF16 ? 1.36 * 0x1p-14 : 0.0;
 }
 
 // Relative errors over the larger of the two that a case has: of an operand of
@@ -105,9 +106,10 @@ class QueryTerms {
         score_error_(ScoreError(head.model.products)) {}
 
   bool Visible(int64_t j) const { return p_[j] != T(0); }
-  // P, larger by the error of its score.
-  double P(int64_t j) const {
-    return p_[j] * (1.0 + score_error_ * (std::abs(double(s_[j])) + lse_));
+  double P(int64_t j) const { return p_[j]; }
+  // What its score's error adds to P.
+  double ScoreShare(int64_t j) const {
+    return p_[j] * score_error_ * (std::abs(double(s_[j])) + lse_);
   }
   // dP as dropout leaves it.
   double Dp(int64_t j) const {
@@ -121,16 +123,22 @@ class QueryTerms {
     return sum;
   }
 
-  // Of delta = sum of O dO: O is stored, and a product with a rounded P.
+  // Of delta = sum of O dO: O is stored, and a product with a rounded P. An
+  // error of a score moves P of all keys: what they have in common stays.
   double DeltaError() const {
     const Units unit(h_.model);
     const double least = LeastTerm(h_.model.products);
-    double stored = 0.0, product = 0.0;
+    double stored = 0.0, product = 0.0, mean = 0.0;
     for (int64_t c = 0; c < h_.value_depth; ++c) {
       stored += Square(Out(c) * h_.exact_dout[first_ + static_cast<size_t>(c)]);
     }
     for (int64_t j = 0; j < width_; ++j) {
-      if (Visible(j)) product += Square((P(j) + least) * Dp(j));
+      if (Visible(j)) mean += P(j) * Dp(j);
+    }
+    for (int64_t j = 0; j < width_; ++j) {
+      if (!Visible(j)) continue;
+      product += Square((P(j) + least) * Dp(j)) +
+                 Square(ScoreShare(j) * (Dp(j) - mean));
     }
     return Square(unit.stored) * stored + Square(unit.product) * product;
   }
@@ -149,6 +157,38 @@ class QueryTerms {
   double lse_, score_error_;
 };
 
+// The weights of one query's terms in its row of dbias. Delta is the same in
+// all of them.
+template <class T>
+class BiasWeights {
+ public:
+  BiasWeights(const Problem& p, int64_t query, HeadResults<T>* results)
+      : columns_(static_cast<double>(p.bias.sizes[3])) {
+    if (results->dbias_error.empty()) return;
+    error_ = &results->dbias_error[static_cast<size_t>(
+        p.bias.sizes[2] == 1 ? 0 : query)];
+  }
+
+  // `own`: of dS; `shared`: what delta's error adds to its mean square.
+  void Add(double p, double own, double shared) {
+    if (error_ == nullptr) return;
+    verify::Add(own / columns_, error_);
+    p_ += p;
+    shared_ += shared;
+  }
+  void AddDelta(double delta_error) {
+    if (error_ == nullptr) return;
+    // Summed over keys, P is.
+    verify::Add(columns_ == 1.0 ? p_ * p_ * delta_error : shared_ / columns_,
+                error_);
+  }
+
+ private:
+  double columns_;
+  RowError* error_ = nullptr;
+  double p_ = 0.0, shared_ = 0.0;
+};
+
 }  // namespace
 
 template <class T>
@@ -161,13 +201,24 @@ void AddOutMagnitude(const HeadOperands<T>& h, const Block<T>& b, int64_t r,
   const double score_error = ScoreError(h.model.products);
   const double least = LeastTerm(h.model.products);
   const auto columns = static_cast<double>(h.value_depth);
+  const auto v2 = [&](int64_t j) {
+    return double(h.v_squares[static_cast<size_t>(b.lo + j)]);
+  };
+  double mean2 = 0.0;  // of V, as P weighs it
+  for (int64_t j = 0; j < b.width; ++j) mean2 += normaliser * p[j] * v2(j);
   RowError& error = results->out_error[i];
   for (int64_t j = 0; j < b.width; ++j) {
     if (p[j] == T(0)) continue;
-    const double a =
-        normaliser *
-        (least + p[j] * (1.0 + score_error * (std::abs(double(s[j])) + lse)));
-    Add(a * a * h.v_squares[static_cast<size_t>(b.lo + j)] / columns, &error);
+    const double share = normaliser * p[j];
+    // A score's error moves O towards V of its key, and not where O is that.
+    const double others =
+        h.dropout ? 1.0 : std::clamp(1.0 - share, 0.0, 1.0) + 0x1p-20;
+    const double moved =
+        share * score_error * (std::abs(double(s[j])) + lse) * others;
+    Add((Square(share + normaliser * least) * v2(j) +
+         Square(moved) * (v2(j) + mean2)) /
+            columns,
+        &error);
   }
 }
 
@@ -195,27 +246,34 @@ double AddGradientMagnitudes(const HeadOperands<T>& h, const Block<T>& b,
           ? 0.0
           : least_p / std::clamp(std::abs(problem.scale), least_p, 1.0);
   KeyWeights dk(h.sequence.k_begin, &results->dk_error);
+  BiasWeights<T> dbias(problem, query, results);
+  double distances = 0.0;  // as P weighs them
   for (int64_t j = 0; j < b.width; ++j) {
     if (!terms.Visible(j)) continue;
     const auto key = static_cast<size_t>(b.lo + j);
-    const double a2 = Square(terms.P(j));
+    const double exact2 = Square(terms.P(j));
+    const double a2 = Square(terms.P(j) + terms.ScoreShare(j));
     // P and dS = P (dP - delta) are rounded, and dP and delta are sums.
     const double own2 =
         (2.0 * a2 + least_p * least_p) *
             Square(unit.product * (terms.Dp(j) - delta)) +
-        a2 * Square(unit.sum) * keep2 *
+        exact2 * Square(unit.sum) * keep2 *
             (dout2 * h.v_squares[key] / columns * keep2 + delta2) +
         least_ds * least_ds;
-    const double ds2 = own2 + a2 * delta_error;
+    const double shared2 = exact2 * delta_error;
     const double p2 = a2 * keep2 + least_p * least_p;
     Add(own2 * h.k_squares[key] * scale2, &results->dq_error[i]);
-    dk.Add(b.lo + j, ds2 * q2 * scale2, a2 * delta_error * q2 * scale2);
+    dk.Add(b.lo + j, (own2 + shared2) * q2 * scale2, shared2 * q2 * scale2);
     Add(p2 * dout2 / columns, &results->dv_error[key]);
     if (problem.alibi_slopes.given()) {
       const double distance = AlibiDistance(h, h.model.faults, query, b.lo + j);
-      results->dalibi_squares += ds2 * distance * distance;
+      results->dalibi_squares += own2 * distance * distance;
+      distances += terms.P(j) * distance;
     }
+    dbias.Add(terms.P(j), own2, shared2);
   }
+  results->dalibi_squares += Square(distances) * delta_error;
+  dbias.AddDelta(delta_error);
   return delta_error;
 }
 

@@ -37,6 +37,7 @@ HeadResults<T> Empty(const HeadOperands<T>& h) {
     r.dq_error.resize(size(s.nq, 1));
     r.dk_error.resize(size(s.nk, 1));
     r.dv_error.resize(size(s.nk, 1));
+    if (!r.dbias.empty()) r.dbias_error.resize(size(p.bias.sizes[2], 1));
   }
   return r;
 }
@@ -73,7 +74,8 @@ class HeadRun {
   void Run() {
     const bool swapped =
         in_forward_.k_layout_swapped != in_backward_.k_layout_swapped ||
-        in_forward_.v_layout_swapped != in_backward_.v_layout_swapped;
+        in_forward_.v_layout_swapped != in_backward_.v_layout_swapped ||
+        in_forward_.key_batch_shift != in_backward_.key_batch_shift;
     h_.LoadKeys(in_forward_);
     ForEachBlock(true, !swapped);
     if (!swapped || !h_.gradients) return;

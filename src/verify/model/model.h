@@ -30,6 +30,13 @@ struct Model {
   bool magnitudes = false;
 };
 
+// What sums in 16 bits are rounded to.
+inline Products SumsIn16Bits(const Model& model) {
+  const bool f16 =
+      model.products == Products::kF16 || model.faults.rounded_to_f16;
+  return f16 ? Products::kF16 : Products::kBF16;
+}
+
 // What the forward has written: the candidate's out and lse in f64.
 struct Forward {
   Array4<double> out;  // [B, H, N, Dv]
@@ -61,7 +68,7 @@ struct HeadResults {
   // those that it broadcasts.
   std::vector<double> dbias;
   // What rounding leaves in a row of each result; of a twin only.
-  std::vector<RowError> out_error, dq_error, dk_error, dv_error;
+  std::vector<RowError> out_error, dq_error, dk_error, dv_error, dbias_error;
   double dsink_squares = 0.0, dalibi_squares = 0.0;
 };
 

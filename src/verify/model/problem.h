@@ -37,6 +37,8 @@ struct Problem {
   std::vector<Sequence> sequences;
 
   Array4<double> q, k, v, dout;
+  // q, or k, is what the products take: a kernel rounds it no more.
+  bool q_rounded = false, k_rounded = false;
   Array4<double> dlse;  // [B, H, N, 1]
   Array4<double> bias;  // -inf masks; sizes of 1 broadcast
   bool bias_is_mask = false;

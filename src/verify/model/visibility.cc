@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "src/common/philox.h"
+#include "src/reference/tensor_access.h"
 
 namespace fa2::verify {
 
@@ -82,6 +83,18 @@ bool Shifted(const Faults& faults, int64_t rows, int64_t columns, int64_t* i,
   return true;
 }
 
+// The element of a mask so many rows and columns on in memory, which wraps.
+bool FlatKeep(const ConstTensorView& keep, const Faults& faults,
+              const Sizes& at) {
+  int64_t size = 1;
+  for (const int64_t n : keep.sizes) size *= n;
+  const int64_t offset = reference::OffsetOf(keep, at[0], at[1], at[2], at[3]) +
+                         faults.keep_row_shift * keep.sizes[3] +
+                         faults.keep_column_shift;
+  return reference::LoadAt(keep.data, keep.dtype,
+                           (offset % size + size) % size) != 0.0;
+}
+
 }  // namespace
 
 template <class T>
@@ -92,6 +105,7 @@ void KeepRow(const Problem& problem, const Faults& faults, const Sequence& s,
   const int64_t columns = problem.keep.given() ? s.nk : problem.max_k;
   const bool shifted =
       faults.keep_row_shift != 0 || faults.keep_column_shift != 0;
+  head = (head + faults.keep_head_shift + problem.heads) % problem.heads;
   const auto row =
       static_cast<uint64_t>((s.index * problem.heads + head) * problem.max_q);
   for (int64_t j = begin; j < end; ++j) {
@@ -99,14 +113,10 @@ void KeepRow(const Problem& problem, const Faults& faults, const Sequence& s,
     bool kept = true;
     if (!shifted || Shifted(faults, rows, columns, &from_i, &from_j, &kept)) {
       if (problem.keep.given()) {
-        if (shifted && faults.keep_edge == Edge::kFlat) {
-          // Out of the head's own array the last element stands.
-          const int64_t flat = std::clamp<int64_t>(from_i * columns + from_j, 0,
-                                                   rows * columns - 1);
-          from_i = flat / columns;
-          from_j = flat % columns;
-        }
-        kept = Get(problem.keep.view, {s.index, head, from_i, from_j}) != 0.0;
+        kept = shifted && faults.keep_edge == Edge::kFlat
+                   ? FlatKeep(problem.keep.view, faults, {s.index, head, i, j})
+                   : Get(problem.keep.view, {s.index, head, from_i, from_j}) !=
+                         0.0;
       } else {
         const uint64_t n = options.philox_offset +
                            (row + static_cast<uint64_t>(from_i)) *
