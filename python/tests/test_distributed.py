@@ -264,6 +264,25 @@ def test_gradient_checkpointing(two):
     assert all(two.run(checkpointed))
 
 
+def second_derivative(rank, world):
+    """A gradient penalty: refused, for what it adds would be missing. Of parts put together as well."""
+    (q, k, v), *_ = make(16, 16, {}, torch.float64)
+    q, k, v = leaves(fd.shard((q, k, v), dim=2))
+    said = []
+    for out in (fd.attention(q, k, v, causal="top_left")[0], fd.unshard(q, dim=2)):
+        (grad,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+        try:
+            (out.sum() + grad.square().sum()).backward()
+        except RuntimeError as error:
+            said.append(str(error))
+    return said
+
+
+def test_second_derivatives_are_refused(two):
+    for said in two.run(second_derivative):
+        assert len(said) == 2 and all("differentiate twice" in sentence for sentence in said), said
+
+
 def compiled(rank, world):
     (q, k, v), *_ = make(16, 16, {}, torch.float64)
     q, k, v = leaves(fd.shard((q, k, v), dim=2))

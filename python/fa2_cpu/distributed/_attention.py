@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 import fa2_cpu.torch
 from fa2_cpu.distributed import _blocks, _ring
@@ -119,9 +120,9 @@ class _Attention(torch.autograd.Function):
         return (out_rows.transpose(1, 2) if job.layout == "bhsd" else out_rows), lse_rows.contiguous()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dout, dlse):
-        with torch.no_grad():
-            return (*_gradients(ctx, dout, dlse), None)
+        return (*_gradients(ctx, dout, dlse), None)
 
 
 def _gradients(ctx, dout: Optional[Tensor], dlse: Optional[Tensor]) -> list[Optional[Tensor]]:
@@ -255,7 +256,7 @@ def attention(
     Raises:
       TypeError, ValueError: on every rank alike, also where one rank alone is wrong; nothing has then been sent
         but the comparison.
-      RuntimeError: a rank ended, failed, or did not make this call within the group's timeout.
+      RuntimeError: a rank ended, failed, or did not make this call within the group's timeout; a second derivative.
 
     Example (on each of the ranks that torchrun starts, after init_process_group("gloo")):
 

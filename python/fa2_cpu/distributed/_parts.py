@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from fa2_cpu.distributed import _agree
 from fa2_cpu.distributed._agree import same
@@ -126,6 +127,7 @@ class _Whole(torch.autograd.Function):
         return whole.movedim(0, dim)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):
         team = ctx.team
         pieces = [cut(grad, ctx.dim, s).movedim(ctx.dim, 0).contiguous() for s in ctx.segments]
