@@ -32,8 +32,9 @@ std::vector<std::string> EngineNames(int64_t targets);
 struct EngineUse {
   DType inputs = DType::kF32;
   Precision precision = Precision::kFast;
-  int64_t keys = 0;   // no query sees more
-  int64_t depth = 0;  // the greater of the head dims of Q and V
+  int64_t keys = 0;     // no query sees more
+  int64_t queries = 0;  // no more rows share a head of keys
+  int64_t depth = 0;    // the greater of the head dims of Q and V
 };
 
 // The engine for a call: f64 inputs always run in f64, the rest on the engine

@@ -98,10 +98,11 @@ class PassCall {
  private:
   Status Prepare(const Args& args, Context::Impl& impl) {
     FA2_RETURN_IF_ERROR(Pass::Check(args, &problem_));
-    engine_ = simd::ChooseEngine(
-        impl.targets(), impl.engine_cap(),
-        {args.q.dtype, args.options.precision, problem_.most_keys(),
-         std::max(problem_.head_dim, problem_.value_dim)});
+    engine_ =
+        simd::ChooseEngine(impl.targets(), impl.engine_cap(),
+                           {args.q.dtype, args.options.precision,
+                            problem_.most_keys(), problem_.most_queries(),
+                            std::max(problem_.head_dim, problem_.value_dim)});
     const int threads = impl.pool().num_threads();
     few_queries_ = FewQueries::Takes(args, problem_, *engine_);
     if (few_queries_) {

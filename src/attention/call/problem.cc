@@ -17,6 +17,14 @@ int64_t Problem::most_keys() const {
   return blocks.given() ? std::min(most, blocks.most_keys()) : most;
 }
 
+int64_t Problem::most_queries() const {
+  int64_t most = 0;
+  for (const Sequence& sequence : sequences) {
+    most = std::max(most, sequence.nq());
+  }
+  return most * group();
+}
+
 double Problem::pairs() const {
   double pairs = 0.0;
   for (const Sequence& sequence : sequences) pairs += sequence.pairs;

@@ -50,6 +50,8 @@ struct Problem {
   int64_t group() const { return kv_heads == 0 ? 1 : q_heads / kv_heads; }
   // More keys than this no query sees.
   int64_t most_keys() const;
+  // Rows of queries that share a head of keys: the most of a sequence.
+  int64_t most_queries() const;
   // Visible ones of a query head, of all sequences.
   double pairs() const;
   // Those of a part of a sequence, the mean of these query heads.
