@@ -257,7 +257,9 @@ TEST(Verify, EachOption) {
       {{"--precision", "tf32", "--dtype", "f32"}, {}},
       {{"--bias", "1,2,40,1"}, {}},
       {{"--sinks", "--alibi", "--dlse"}, {}},
-      {{"--lengths", "10,30", "--lengths-k", "26,30"}, {}}};
+      {{"--lengths", "10,30", "--lengths-k", "26,30"}, {}},
+      {{"--lengths", "10,30", "--lengths-k", "26,30", "--bias", "2,1,30,30"},
+       {}}};
   for (size_t n = 0; n < flags.size(); ++n) {
     std::vector<std::string> words = {"--shape", "1,2,2,40,56,16"};
     words.insert(words.end(), flags[n].words.begin(), flags[n].words.end());

@@ -62,9 +62,9 @@ class Checker {
     report.products = problem_.products;
     report.unchecked = problem_.unchecked;
     report.unread = case_.unread;
-    report.method = problem_.keep.given() ? "blocked f64 with the keep mask"
-                    : options_.plain      ? "plain f64 loops"
-                                          : "fa2's f64 kernels";
+    report.method = NeedsModel(problem_) ? "blocked f64"
+                    : options_.plain     ? "plain f64 loops"
+                                         : "fa2's f64 kernels";
     Say("the answer in f64 and the rounding twin");
     const Truth chain = Compute(problem_, nullptr);
     std::optional<Truth> own;

@@ -87,7 +87,10 @@ template <class T>
 Evidence::UnitResults Evidence::RunUnit(const Model& model,
                                         const Unit& unit) const {
   const Faults& f = model.faults;
-  const std::vector<int64_t> mapped = QueryHeads(p_, f, unit.kv_head);
+  // Gradients go where the backward reads.
+  Faults in_backward = f;
+  in_backward.head_map_modulo &= f.in_backward;
+  const std::vector<int64_t> mapped = QueryHeads(p_, in_backward, unit.kv_head);
   const std::vector<int64_t> own = QueryHeads(p_, Faults(), unit.kv_head);
   const auto in = [](const std::vector<int64_t>& list, int64_t h) {
     return std::count(list.begin(), list.end(), h) > 0;

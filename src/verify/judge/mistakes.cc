@@ -359,7 +359,7 @@ class Lister {
 
   // Tiles begin anew in each sequence, whose tails differ.
   void PackedTails() {
-    for (const int64_t tile : usual_tiles_) {
+    for (const int64_t tile : tiles_) {
       InAnyPass("last_key_tile_skipped",
                 [tile](Faults* f) { f->key_tile_cut = tile; });
       Add("last_query_tile_skipped",

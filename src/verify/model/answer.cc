@@ -270,9 +270,13 @@ template Results<float> RunAll(const Problem&, const Model&, const Forward*,
 template Results<double> RunAll(const Problem&, const Model&, const Forward*,
                                 int);
 
+bool NeedsModel(const Problem& problem) {
+  return problem.keep.given() || (problem.packed && problem.bias.given());
+}
+
 Answer ComputeAnswer(const Problem& problem, const Forward* forward,
                      Method method, int threads) {
-  if (method == Method::kModel || problem.keep.given()) {
+  if (method == Method::kModel || NeedsModel(problem)) {
     Model model;
     model.given = forward != nullptr;
     return RunAll<double>(problem, model, forward, threads);

@@ -29,8 +29,12 @@ using Answer = Results<double>;
 enum class Method {
   kKernels,  // fa2's own f64 kernels
   kPlain,    // fa2's plain loops
-  kModel,    // the blocked computation, which alone reads a keep mask
+  kModel,    // the blocked computation
 };
+
+// Whether the case is one that fa2's calls do not take: a mask of dropout as a
+// tensor, or a bias of packed sequences. Its answer is the model's.
+bool NeedsModel(const Problem& problem);
 
 // `forward`: the candidate's out and lse, whose gradients are wanted; nullptr
 // for the whole chain. Throws Error where fa2 refuses the case.

@@ -116,12 +116,15 @@ HeadOperands<T>::HeadOperands(const Problem& p, const Model& m,
 template <class T>
 void HeadOperands<T>::LoadKeys(const Faults& faults) {
   const Sequence& s = sequence;
+  // A pass without the mistake reads the head that is right.
+  const int64_t from =
+      faults.head_map_modulo ? kv_head : head / problem.group();
   const int64_t batch = (s.batch + faults.key_batch_shift) % problem.batch;
   const auto load = [&](const Array4<double>& array, bool swapped, bool round) {
     std::vector<T> x =
         swapped ? LoadSwapped<T>(array, problem.options.layout == Layout::kBhsd,
-                                 batch, kv_head, s.k_begin, s.nk)
-                : LoadRows<T>(array, batch, kv_head, s.k_begin, s.nk);
+                                 batch, from, s.k_begin, s.nk)
+                : LoadRows<T>(array, batch, from, s.k_begin, s.nk);
     if (round) Round(model.products, &x);
     return x;
   };

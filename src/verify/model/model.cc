@@ -75,7 +75,8 @@ class HeadRun {
     const bool swapped =
         in_forward_.k_layout_swapped != in_backward_.k_layout_swapped ||
         in_forward_.v_layout_swapped != in_backward_.v_layout_swapped ||
-        in_forward_.key_batch_shift != in_backward_.key_batch_shift;
+        in_forward_.key_batch_shift != in_backward_.key_batch_shift ||
+        in_forward_.head_map_modulo != in_backward_.head_map_modulo;
     h_.LoadKeys(in_forward_);
     ForEachBlock(true, !swapped);
     if (!swapped || !h_.gradients) return;
