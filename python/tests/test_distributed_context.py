@@ -117,6 +117,34 @@ def test_gradient_checkpointing(two):
     assert max(two.run(train, "llama", "fa2", "zigzag", False, True)) < 1e-9
 
 
+def checkpointed(rank, world):
+    """Largest differences of gradients with checkpoints of both kinds, backward inside the block and after it."""
+    from torch.utils.checkpoint import checkpoint
+
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = (fd.shard(torch.randn(1, 2, 12, 4, generator=generator), dim=2).requires_grad_() for _ in range(3))
+    attention = lambda *x: F.scaled_dot_product_attention(*x, is_causal=True)  # noqa: E731
+    with fd.context_parallel():
+        expected = torch.autograd.grad(attention(q, k, v).square().sum(), (q, k, v))
+    differences = []
+    for reentrant in (False, True):
+        for inside in (False, True):
+            q.grad = k.grad = v.grad = None
+            with fd.context_parallel():
+                total = checkpoint(attention, q, k, v, use_reentrant=reentrant).square().sum()
+                if inside:
+                    total.backward()
+            if not inside:
+                total.backward()
+            differences += [float((x.grad - y).abs().max()) for x, y in zip((q, k, v), expected)]
+    plain = torch.utils.checkpoint._checkpoint_without_reentrant_generator
+    return max(differences), plain.__module__ == "torch.utils.checkpoint"
+
+
+def test_backward_of_checkpoints_after_the_block(two):
+    assert two.run(checkpointed) == [(0.0, True)] * 2
+
+
 def refused(rank, world, kind, implementation, given):
     model = model_of(kind, implementation)
     ids = torch.zeros(1, 8, dtype=torch.long)

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Callable, NoReturn, Optional
 
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fa2_cpu.distributed import _agree
+from fa2_cpu.distributed import _agree, _checkpoints
 from fa2_cpu.distributed._attention import run
 from fa2_cpu.distributed._options import METHODS, Call
 from fa2_cpu.distributed._parts import _check_shards
@@ -49,11 +50,17 @@ class _Mode(TorchFunctionMode):
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self._settings = settings
+        # How many functions run under it now, in which it sees nothing: Tensor.backward, and what a checkpoint computes there.
+        self.blind = 0
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is F.scaled_dot_product_attention:
             return _sdpa(self._settings, *args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
+        self.blind += 1
+        try:
+            return function(*args, **(kwargs or {}))
+        finally:
+            self.blind -= 1
 
 
 def _sdpa(
@@ -81,7 +88,7 @@ class context_parallel:  # noqa: N801: used as a function is
         with fa2_cpu.distributed.context_parallel():
             logits = model(input_ids=fa2_cpu.distributed.shard(input_ids)).logits
             loss = ...                  # of this rank's rows; shard the labels after shifting them
-        loss.backward()                 # inside the block where gradient checkpointing recomputes
+        loss.backward()                 # inside the block or outside
 
     F.scaled_dot_product_attention, and the attention of transformers models with attn_implementation "sdpa" or "fa2",
     become fa2_cpu.distributed.attention. Gradients are those of the sum of all ranks' losses; parameters that ranks
@@ -99,9 +106,20 @@ class context_parallel:  # noqa: N801: used as a function is
         if method not in METHODS:
             raise ValueError(f"method is {method!r}; it must be one of {', '.join(map(repr, METHODS))}")
         _check_shards(shards)
-        self._settings = Settings(team_of(group), method, shards)
+        self._prepare(Settings(team_of(group), method, shards))
+
+    def _prepare(self, settings: Settings) -> None:
+        self._settings = settings
         self._mode: Optional[_Mode] = None
         self._undo: list[Callable[[], None]] = []
+
+    def _resume(self) -> AbstractContextManager[Any]:
+        """The block again where it has ended, or sees nothing; for what a checkpoint computes anew."""
+        if self._mode is not None and not self._mode.blind:
+            return nullcontext()
+        again = context_parallel.__new__(context_parallel)
+        again._prepare(self._settings)
+        return again
 
     def __enter__(self) -> context_parallel:
         if self._mode is not None:
@@ -110,6 +128,7 @@ class context_parallel:  # noqa: N801: used as a function is
             from fa2_cpu.distributed import _transformers
 
             self._undo += _transformers.install(self._settings)
+        self._undo += _checkpoints.install(self._resume)
         self._mode = _Mode(self._settings)
         self._mode.__enter__()
         return self
