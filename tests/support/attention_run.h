@@ -16,6 +16,7 @@ namespace fa2::test {
 // Runs forward and backward on each context (nullptr: the default one) and
 // lists what is wrong: a status, an output past its bound, a byte written
 // outside of the outputs, an input changed, bits that differ between contexts.
+// Inputs remember their contents meanwhile, so they are one caller's at a time.
 std::vector<std::string> CheckAttention(const AttentionCase& c,
                                         const AttentionInputs& inputs,
                                         const std::vector<Context*>& contexts);

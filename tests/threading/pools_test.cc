@@ -175,12 +175,11 @@ TEST(Pools, CallersPoolIsUsed) {
 TEST(Pools, ServeSeveralCallersAtOnce) {
   const AllPools pools;
   const AttentionCase c = Cases()[0];
-  const AttentionInputs inputs = MakeInputs(c);
   std::atomic<int> wrong{0};
   std::vector<std::thread> callers;
   for (int caller = 0; caller < 4; ++caller) {
     callers.emplace_back([&] {
-      wrong += static_cast<int>(CheckAttention(c, inputs, pools.list()).size());
+      wrong += static_cast<int>(CheckAttention(c, pools.list()).size());
     });
   }
   for (std::thread& caller : callers) caller.join();
@@ -193,19 +192,16 @@ TEST(Pools, ServeBodiesThatCallThem) {
     const auto outer =
         kind == "caller" ? OnCallers(OnThreads, 3) : OnPool(kind, 3);
     const AttentionCase c = Cases()[0];
-    const AttentionInputs inputs = MakeInputs(c);
     std::atomic<int> wrong{0};
     // As a framework's parallel loop over heads would call fa2.
     struct Loop {
       const AttentionCase& c;
-      const AttentionInputs& inputs;
       Context* context;
       std::atomic<int>& wrong;
-    } loop{c, inputs, outer.get(), wrong};
+    } loop{c, outer.get(), wrong};
     const auto body = [](void* l, int) {
       const Loop& of = *static_cast<Loop*>(l);
-      of.wrong += static_cast<int>(
-          CheckAttention(of.c, of.inputs, {of.context}).size());
+      of.wrong += static_cast<int>(CheckAttention(of.c, {of.context}).size());
     };
     OnThreads(nullptr, 4, body, &loop);
     if (kind == "openmp") {
@@ -214,8 +210,8 @@ TEST(Pools, ServeBodiesThatCallThem) {
             threads,
             [](void* l) {
               const Loop& of = *static_cast<Loop*>(l);
-              of.wrong += static_cast<int>(
-                  CheckAttention(of.c, of.inputs, {of.context}).size());
+              of.wrong +=
+                  static_cast<int>(CheckAttention(of.c, {of.context}).size());
             },
             &loop);
       }
