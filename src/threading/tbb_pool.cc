@@ -6,10 +6,13 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <new>
+#include <utility>
 
 #include "src/platform/fork_count.h"
 #include "src/threading/own_threads.h"
 #include "src/threading/pools.h"
+#include "src/threading/wait.h"
 
 namespace fa2::threading {
 namespace {
@@ -47,20 +50,21 @@ class TbbPool : public Pool {
  public:
   explicit TbbPool(int num_threads)
       : Pool(num_threads),
-        arena_((AllowManyWorkers(), new tbb::task_arena(num_threads))) {
+        arena_((AllowManyWorkers(),
+                std::make_shared<tbb::task_arena>(num_threads))) {
     (void)HasWorkers();
   }
 
   ~TbbPool() override {
     // Taking down an arena whose workers were lost by a fork would wait for
     // them for ever.
-    if (!HasWorkers()) (void)arena_.release();
+    if (!HasWorkers()) (void)new std::shared_ptr<tbb::task_arena>(arena_);
   }
 
   const char* name() const override { return "tbb"; }
 
   void RunWorkers(int workers, Worker worker, void* argument) const override {
-    if (kOwnThreads || !HasWorkers()) {
+    if (kOwnThreads || broken_.load() || !HasWorkers()) {
       (void)RunOnOwnThreads(workers, workers, worker, argument);
       return;
     }
@@ -72,33 +76,93 @@ class TbbPool : public Pool {
       if (granted >= num_threads()) g_granted.store(granted);
       return;
     }
+    std::unique_ptr<Call> call(new (std::nothrow) Call);
+    if (call == nullptr) return;
+    call->worker = worker;
+    call->argument = argument;
     // Slots number the workers when they are all of the arena's threads, who so
     // find in their caches what they left there in the call before.
-    const bool everyone = workers == num_threads();
-    const auto run = [worker, argument, everyone](int index) {
-      worker(argument,
-             everyone ? tbb::this_task_arena::current_thread_index() : index);
-    };
-    arena_->execute([&run, workers] {
-      // Isolated: while this waits for its helpers it must not take up another
-      // call's, which would keep it until that call ends.
-      tbb::this_task_arena::isolate([&run, workers] {
-        tbb::task_group group;
-        try {
-          for (int index = 1; index < workers; ++index) {
-            group.run([&run, index] { run(index); });
-          }
-        } catch (...) {
-          // No memory for a task: those that there are will do.
-        }
-        run(0);
-        group.wait();
+    call->by_slot = workers == num_threads();
+    bool complete = false;
+    try {
+      arena_->execute([&] {
+        // Isolated: while this waits for its helpers it must not take up
+        // another call's, which would keep it until that call ends.
+        tbb::this_task_arena::isolate([&] {
+          const bool started = Start(call.get(), workers);
+          call->Work(0);
+          call->End();
+          if (!started || broken_.load()) return;
+          call->group.wait();
+          complete = true;
+        });
       });
-    });
+    } catch (...) {
+      // Nobody came, or those that did will do.
+    }
+    if (complete) return;
+    // TBB has lost count: of the group's tasks where it had no memory for one,
+    // of the arena's threads where it could not start one. Who waits for them
+    // waits for ever, so both are left behind.
+    broken_.store(true);
+    call->End();
+    LeaveBehind(std::move(call));
   }
 
  private:
-  std::unique_ptr<tbb::task_arena> arena_;
+  // What the tasks of a call share.
+  struct Call {
+    tbb::task_group group;
+    Worker worker = nullptr;
+    void* argument = nullptr;
+    bool by_slot = false;
+    std::atomic<int> inside{0};
+    std::atomic<bool> over{false};
+    // Where it is left behind.
+    std::shared_ptr<tbb::task_arena> arena;
+    Call* next = nullptr;
+
+    void Work(int index) {
+      worker(argument,
+             by_slot ? tbb::this_task_arena::current_thread_index() : index);
+    }
+    // As a task, which may be begun when the call is over.
+    void Help(int index) {
+      inside.fetch_add(1);
+      if (!over.load()) Work(index);
+      inside.fetch_sub(1);
+    }
+    // Returns when no helper is at work, and none will be.
+    void End() {
+      over.exchange(true);
+      for (Wait wait; inside.load() != 0;) wait();
+    }
+  };
+
+  // Whether there is a task for every worker but the first.
+  static bool Start(Call* call, int workers) {
+    try {
+      for (int index = 1; index < workers; ++index) {
+        call->group.run([call, index] { call->Help(index); });
+      }
+    } catch (...) {
+      return false;
+    }
+    return true;
+  }
+
+  // In a list, so that leak checkers find it.
+  void LeaveBehind(std::unique_ptr<Call> call) const {
+    static std::atomic<Call*> first{nullptr};
+    call->arena = arena_;
+    call->next = first.load();
+    while (!first.compare_exchange_weak(call->next, call.get())) {
+    }
+    (void)call.release();
+  }
+
+  const std::shared_ptr<tbb::task_arena> arena_;
+  mutable std::atomic<bool> broken_{false};
 };
 
 }  // namespace

@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The system refuses threads: calls run on fewer, on every pool, and give what
-// they give on one. This program's pthread_create stands before the system's.
+// they give on one.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
-#include <pthread.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <cerrno>
 #include <cstdlib>
 #include <memory>
-#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,48 +16,7 @@
 #include "fa2/training_ops.h"
 #include "tests/support/attention_run.h"
 #include "tests/support/tensor.h"
-
-namespace {
-
-constexpr int kNoLimit = 1 << 20;
-std::atomic<int> g_limit{kNoLimit};  // threads that may be there, beside main
-std::atomic<int> g_running{0};
-std::atomic<int> g_refused{0};
-
-struct Start {
-  void* (*routine)(void*);
-  void* argument;
-};
-
-void* Routine(void* s) {
-  const Start start = *static_cast<Start*>(s);
-  delete static_cast<Start*>(s);
-  void* const result = start.routine(start.argument);
-  g_running.fetch_sub(1);
-  return result;
-}
-
-}  // namespace
-
-extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attr,
-                              void* (*routine)(void*), void* argument) {
-  using Create =
-      int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
-  static const auto create =
-      reinterpret_cast<Create>(dlsym(RTLD_NEXT, "pthread_create"));
-  if (g_running.fetch_add(1) >= g_limit.load()) {
-    g_running.fetch_sub(1);
-    g_refused.fetch_add(1);
-    return EAGAIN;
-  }
-  auto* const start = new Start{routine, argument};
-  const int error = create(thread, attr, Routine, start);
-  if (error != 0) {
-    delete start;
-    g_running.fetch_sub(1);
-  }
-  return error;
-}
+#include "tests/threading/limited_threads.h"
 
 namespace fa2::test {
 namespace {
@@ -80,7 +35,7 @@ class Refusal : public testing::Test {
   }
   void TearDown() override {
     alarm(0);
-    g_limit.store(kNoLimit);
+    LimitThreadsNoMore();
   }
 
   std::unique_ptr<Context> Make(int threads) const {
@@ -156,28 +111,27 @@ TEST_F(Refusal, CallsRunOnFewerThreads) {
       SCOPED_TRACE(std::to_string(limit) + " threads given of " +
                    std::to_string(threads));
       const std::unique_ptr<Context> context = Make(threads);
-      g_limit.store(limit);
-      g_refused.store(0);
+      LimitThreads(limit);
       for (int call = 0; call < 3; ++call) {
         ExpectAttention(c, inputs, {one.get(), context.get()});
         ExpectTrainingOps(context.get());
       }
       if (limit == 0) {
-        EXPECT_GT(g_refused.load(), 0);
+        EXPECT_GT(RefusedThreads(), 0);
       }
-      g_limit.store(kNoLimit);
+      LimitThreadsNoMore();
     }
   }
   // From a thread of its own, which has no pool yet.
-  g_limit.store(kNoLimit);
+  LimitThreadsNoMore();
   std::thread([&] {
-    g_limit.store(1);
+    LimitThreads(1);
     const std::unique_ptr<Context> context = Make(16);
     for (int call = 0; call < 3; ++call) {
       ExpectAttention(c, inputs, {context.get()});
     }
   }).join();
-  g_limit.store(kNoLimit);
+  LimitThreadsNoMore();
   const std::unique_ptr<Context> context = Make(16);
   for (int call = 0; call < 3; ++call) {
     ExpectAttention(c, inputs, {context.get()});
