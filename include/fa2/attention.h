@@ -128,7 +128,7 @@ struct AttentionForwardArgs {
 
 struct AttentionBackwardArgs {
   ConstTensorView dout, q, k, v;
-  // Optional when delta is given.
+  // Optional, and not looked at, when delta is given.
   ConstTensorView out;
   // Of the forward; in a row that sees no key -inf, +inf and 0 are all
   // accepted.

@@ -296,7 +296,7 @@ typedef struct fa2_attention_backward_args {
   /* NULL: all defaults. */
   const fa2_attention_options* options;
   fa2_const_tensor dout, q, k, v;
-  /* May be left out when delta is given. */
+  /* May be left out, and is not looked at, when delta is given. */
   fa2_const_tensor out;
   /* Of the forward, [B, Hq, Nq]. */
   fa2_const_tensor lse;

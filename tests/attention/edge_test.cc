@@ -276,6 +276,31 @@ TEST(AttentionEdge, DeltaIsTheRowSumOfOutTimesDout) {
   }
 }
 
+TEST(AttentionEdge, OutIsNotLookedAtWhereDeltaIsGiven) {
+  const Contexts contexts({1, 2});
+  for (const int64_t nq : {3, 130}) {
+    AttentionCase c = BaseCase(DType::kBF16);
+    c.batch = 3;
+    c.nq = nq;
+    c.delta = true;
+    const AttentionInputs inputs = MakeInputs(c);
+    const ExpectedOutputs expected = ComputeExpected(c, inputs);
+    for (Context* const context : contexts.list()) {
+      const AttentionOutputs outputs = MakeOutputs(c, inputs);
+      AttentionBackwardArgs args = BackwardArgs(c, inputs, outputs);
+      constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
+      args.out = args.dout;
+      args.out.sizes = {kLeast, 5, kLeast, kLeast};
+      args.out.strides = {kLeast, 3, kLeast, 2};
+      size_t bytes = 0;
+      ASSERT_TRUE(AttentionBackwardWorkspace(args, &bytes, context).ok());
+      const Status status = AttentionBackward(args, context);
+      ASSERT_TRUE(status.ok()) << status.message();
+      EXPECT_TRUE(CompareBackward(c, outputs, expected, {}).empty());
+    }
+  }
+}
+
 TEST(AttentionEdge, KeepMaskIsThePhiloxMapping) {
   for (const double p : {0.0, 0.1, 0.5, 1.0}) {
     for (const uint64_t offset :

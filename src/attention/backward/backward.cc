@@ -476,16 +476,30 @@ struct BackwardPass {
 
 using BackwardCall = PassCall<BackwardPass, FewQueriesBackward>;
 
+// Calls function(what of the arguments is used): out, which delta makes
+// needless, is unchecked then and may be anything.
+template <class Function>
+Status WithUsed(const AttentionBackwardArgs& args, const Function& function) {
+  if (!args.delta.given() || !args.out.given()) return function(args);
+  AttentionBackwardArgs used = args;
+  used.out = ConstTensorView();
+  return function(used);
+}
+
 }  // namespace
 }  // namespace attention
 
 Status AttentionBackward(const AttentionBackwardArgs& args, Context* context) {
-  return attention::BackwardCall::Run(args, context);
+  return attention::WithUsed(args, [&](const AttentionBackwardArgs& used) {
+    return attention::BackwardCall::Run(used, context);
+  });
 }
 
 Status AttentionBackwardWorkspace(const AttentionBackwardArgs& args,
                                   size_t* bytes, Context* context) {
-  return attention::BackwardCall::Workspace(args, bytes, context);
+  return attention::WithUsed(args, [&](const AttentionBackwardArgs& used) {
+    return attention::BackwardCall::Workspace(used, bytes, context);
+  });
 }
 
 }  // namespace fa2

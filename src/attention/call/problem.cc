@@ -95,8 +95,10 @@ simd::Rows RowsOf(const ConstTensorView& view, const TensorRows& at) {
   simd::Rows rows;
   rows.data = At(view, at.batch, at.head, at.first);
   rows.dtype = view.dtype;
-  // The stride of a dimension of one element may be any number.
-  rows.stride = view.sizes[2] > 1 ? view.strides[2] : view.sizes[3];
+  // What nothing is reached by may be any number: the stride of a dimension of
+  // one element, or of an empty tensor.
+  rows.stride =
+      view.sizes[2] > 1 && view.sizes[3] > 0 ? view.strides[2] : view.sizes[3];
   rows.rows = at.count;
   rows.depth = view.sizes[3];
   return rows;

@@ -95,6 +95,7 @@ void StoreRows(const simd::RowKernels& kernels, const void* rows,
     kernels.store(rows, row_stride, to.rows.count, depth, scale.factor,
                   scale.row_factor, to.accumulate, {data, out.dtype, stride});
   };
+  if (depth == 0) return;
   char* const first = At(out, to.rows.batch, to.rows.head, to.rows.first);
   if (HasContiguousRows(out)) {
     store(first, out.strides[2]);
