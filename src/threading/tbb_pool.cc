@@ -57,8 +57,10 @@ class TbbPool : public Pool {
 
   ~TbbPool() override {
     // Taking down an arena whose workers were lost by a fork would wait for
-    // them for ever.
-    if (!HasWorkers()) (void)new std::shared_ptr<tbb::task_arena>(arena_);
+    // them for ever: a reference to it is never given back.
+    using Arena = std::shared_ptr<tbb::task_arena>;
+    alignas(Arena) std::byte kept[sizeof(Arena)];
+    if (!HasWorkers()) new (kept) Arena(arena_);
   }
 
   const char* name() const override { return "tbb"; }
