@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, Optional
 
 from fa2_cpu._hf_attention import register
 from fa2_cpu._hf_layers import Undo, replace_mlp, replace_norm, replace_rotary
@@ -14,6 +15,8 @@ _MARK = "_fa2_acceleration"
 
 class Acceleration:
     """What accelerate() did to a model. A context manager: the end of the block is remove().
+
+    Copies and pickles of the model are on fa2 too, and have one of their own; acceleration() gives it.
 
     replaced: for each of "attention", "rms_norm", "rope", "swiglu" and "loss" the names of what was replaced:
       modules by their path, rope by the modeling module, attention and loss by what took their place.
@@ -45,7 +48,7 @@ class Acceleration:
         except ValueError as error:
             self.skipped["attention"] = str(error)
             return
-        self._note("attention", "fa2", lambda: model.set_attn_implementation(before))
+        self._note("attention", "fa2", functools.partial(model.set_attn_implementation, before))
 
     def remove(self) -> None:
         """Gives the model its own layers back."""
@@ -53,6 +56,12 @@ class Acceleration:
             self._undo.pop()()
         if getattr(self._model, _MARK, None) is self:
             delattr(self._model, _MARK)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Perhaps in a process that knows nothing of fa2 yet.
+        self.__dict__.update(state)
+        if "attention" in self.replaced:
+            register()
 
     def __enter__(self) -> Acceleration:
         return self
@@ -106,8 +115,8 @@ def accelerate(
 
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model is of type {type(model).__name__}; it must be a transformers.PreTrainedModel")
-    if getattr(model, _MARK, None) is not None:
-        raise ValueError("model is accelerated already; call remove() on what accelerate returned first")
+    if acceleration(model) is not None:
+        raise ValueError("model is accelerated already; call fa2_cpu.hf.acceleration(model).remove() first")
     result = Acceleration(model)
     try:
         if attention:
@@ -127,3 +136,27 @@ def accelerate(
         result.remove()
         raise
     return result
+
+
+def acceleration(model: Any) -> Optional[Acceleration]:
+    """The Acceleration of a model, also of a copy of one that accelerate() was given, or one from a pickle; None: it has none.
+
+    copy.deepcopy, torch.save and pickle take a model that is on fa2. torch.load(file, weights_only=False) gives one that
+    is, and puts the rotary embedding of its architecture on fa2 in the process. state_dict and save_pretrained have
+    nothing of fa2 in them.
+
+    Args:
+      model: any object.
+
+    Example:
+      >>> import copy, fa2_cpu.hf, transformers
+      >>> sizes = dict(hidden_size=32, intermediate_size=64, num_attention_heads=2, num_hidden_layers=1, vocab_size=50)
+      >>> model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=1))
+      >>> on_fa2 = fa2_cpu.hf.accelerate(model)
+      >>> other = copy.deepcopy(model)
+      >>> on_fa2.remove()
+      >>> fa2_cpu.hf.acceleration(model) is None, fa2_cpu.hf.acceleration(other) is None
+      (True, False)
+      >>> fa2_cpu.hf.acceleration(other).remove()
+    """
+    return getattr(model, _MARK, None)

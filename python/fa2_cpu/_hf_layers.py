@@ -3,13 +3,18 @@
 
 Norms and MLPs are replaced in the instance. The rotary embedding is a function of the modeling module, which
 all models of an architecture share: it is replaced there while at least one of them is accelerated.
+
+What is put into a model, and what takes it out again, is made of functions of this package and the model's own modules,
+so that copies and pickles of the model have theirs.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import sys
 import threading
-import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
@@ -40,25 +45,24 @@ def family(module: nn.Module) -> Optional[str]:
 
 def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Undo:
     """Gives the instance another forward; the result takes it away again."""
-    before = module.__dict__.get("forward")
-    module.forward = types.MethodType(forward, module)
-
-    def undo() -> None:
-        if before is None:
-            del module.forward
-        else:
-            module.forward = before
-
+    undo = functools.partial(_restore_forward, module, module.__dict__.get("forward"))
+    module.forward = forward
     return undo
 
 
-def _norm_forward(offset: float, keeps_dtype: bool, eps_name: str) -> Callable[..., Tensor]:
-    def forward(self: nn.Module, hidden_states: Tensor) -> Tensor:
-        if not keeps_dtype and hidden_states.dtype != self.weight.dtype:
-            hidden_states = hidden_states.to(torch.promote_types(hidden_states.dtype, self.weight.dtype))
-        return rms_norm(hidden_states, self.weight.shape, self.weight, getattr(self, eps_name), offset=offset)
+def _restore_forward(module: nn.Module, before: Optional[Callable[..., Any]]) -> None:
+    if before is None:
+        del module.forward
+    else:
+        module.forward = before
 
-    return forward
+
+def _norm_forward(
+    self: nn.Module, hidden_states: Tensor, *, offset: float, keeps_dtype: bool, eps_name: str
+) -> Tensor:
+    if not keeps_dtype and hidden_states.dtype != self.weight.dtype:
+        hidden_states = hidden_states.to(torch.promote_types(hidden_states.dtype, self.weight.dtype))
+    return rms_norm(hidden_states, self.weight.shape, self.weight, getattr(self, eps_name), offset=offset)
 
 
 def replace_norm(module: nn.Module) -> Optional[Undo | str]:
@@ -72,7 +76,8 @@ def replace_norm(module: nn.Module) -> Optional[Undo | str]:
     eps_name = "variance_epsilon" if hasattr(module, "variance_epsilon") else "eps"
     if kind is None or getattr(module, "weight", None) is None or not hasattr(module, eps_name):
         return f"{name} is not among the norms that fa2 knows"
-    return replace_forward(module, _norm_forward(float(kind in _OFFSET_BY_ONE), kind in _RETURN_INPUT_DTYPE, eps_name))
+    how = dict(offset=float(kind in _OFFSET_BY_ONE), keeps_dtype=kind in _RETURN_INPUT_DTYPE, eps_name=eps_name)
+    return replace_forward(module, functools.partial(_norm_forward, module, **how))
 
 
 def _mlp_forward(self: nn.Module, x: Tensor) -> Tensor:
@@ -87,27 +92,26 @@ def replace_mlp(module: nn.Module) -> Optional[Undo | str]:
         return f"{name} is not among the layers that fa2 knows"
     if type(module.act_fn).__name__ not in ("SiLU", "SiLUActivation"):
         return f"its activation is {type(module.act_fn).__name__}, not SiLU"
-    return replace_forward(module, _mlp_forward)
+    return replace_forward(module, functools.partial(_mlp_forward, module))
 
 
 class _SharedFunctions:
     """apply_rotary_pos_emb of modeling modules, with the number of models that want it replaced."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collection of garbage within it may release
         self._original: dict[str, Callable[..., Any]] = {}
         self._users: dict[str, int] = {}
 
-    def acquire(self, module_name: str) -> Undo:
-        module = sys.modules[module_name]
+    def acquire(self, module_name: str) -> None:
+        module = importlib.import_module(module_name)
         with self._lock:
             self._users[module_name] = self._users.get(module_name, 0) + 1
             if self._users[module_name] == 1:
                 original = self._original[module_name] = module.apply_rotary_pos_emb
                 module.apply_rotary_pos_emb = _rotary(original)
-        return lambda: self._release(module_name)
 
-    def _release(self, module_name: str) -> None:
+    def release(self, module_name: str) -> None:
         with self._lock:
             self._users[module_name] -= 1
             if self._users[module_name] == 0:
@@ -115,6 +119,22 @@ class _SharedFunctions:
 
 
 _shared = _SharedFunctions()
+
+
+class _RotaryUse:
+    """One model's use of the replaced function, until it is called or is no more. A copy or pickle of it is one more."""
+
+    def __init__(self, module_name: str) -> None:
+        self._module_name = module_name
+        _shared.acquire(module_name)
+        self._release = weakref.finalize(self, _shared.release, module_name)
+        self._release.atexit = False
+
+    def __call__(self) -> None:
+        self._release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _RotaryUse, (self._module_name,)
 
 
 def _rotary(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,4 +158,4 @@ def replace_rotary(model: nn.Module) -> Iterator[tuple[str, Undo | str]]:
         if family(layer) is None or not hasattr(sys.modules[name], "apply_rotary_pos_emb"):
             yield name, f"{type(layer).__name__} is not among the layers that fa2 knows"
         else:
-            yield name, _shared.acquire(name)
+            yield name, _RotaryUse(name)

@@ -9,6 +9,7 @@ before the loss, they are formed and fa2's cross entropy reads them.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -30,7 +31,7 @@ def _shifted(labels: Optional[Tensor], shift_labels: Optional[Tensor], ignore_in
 
 
 class _LossFunction:
-    """The model's loss function. An object, so that a deep copy of the model has one with a head of its own."""
+    """The model's loss function. An object, so that a copy or pickle of the model has one with a head of its own."""
 
     def __init__(self, head: Optional[nn.Module]) -> None:
         self._head = head
@@ -61,29 +62,35 @@ def _head_forward(self: nn.Module, hidden_states: Tensor) -> Tensor:
     return F.linear(hidden_states, self.weight, self.bias)
 
 
-def _model_forward(original: Callable[..., Any], model: nn.Module) -> Callable[..., Any]:
-    # A method of the model is called with self, which is another model where this one was copied.
-    function = original.__func__ if getattr(original, "__self__", None) is model else None
+class _ModelForward:
+    """The model's forward, which hands on hidden states where the loss takes them."""
 
-    @functools.wraps(original)
-    def forward(self: nn.Module, *args: Any, **keywords: Any) -> Any:
-        call = original if function is None else functools.partial(function, self)
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._before = model.__dict__.get("forward")  # None: that of its class
+
+    def _original(self) -> Callable[..., Any]:
+        return functools.partial(type(self._model).forward, self._model) if self._before is None else self._before
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The old one's, by which trainers choose what to pass."""
+        return inspect.signature(self._original())
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        model, call = self._model, self._original()
         labels = keywords.get("labels")
-        if labels is None or not self.training or not torch.is_grad_enabled():
+        if labels is None or not model.training or not torch.is_grad_enabled():
             return call(*args, **keywords)
-        setattr(self.lm_head, _FLAG, True)
+        setattr(model.lm_head, _FLAG, True)
         try:
             outputs = call(*args, **keywords)
         finally:
-            setattr(self.lm_head, _FLAG, False)
+            setattr(model.lm_head, _FLAG, False)
         if isinstance(outputs, tuple):
             return outputs[0], None, *outputs[2:]
         outputs.logits = None
         return outputs
-
-    # The method takes self besides.
-    del forward.__wrapped__
-    return forward
 
 
 def _reads_logits(model: nn.Module) -> Optional[str]:
@@ -112,27 +119,15 @@ def replace_loss(model: nn.Module) -> tuple[str, Undo | str]:
         head = model.lm_head
         setattr(head, _FLAG, False)
         undo = [
-            lambda: delattr(head, _FLAG),
-            replace_forward(head, _head_forward),
-            replace_forward(model, _with_signature(model.forward, model)),
+            functools.partial(delattr, head, _FLAG),
+            replace_forward(head, functools.partial(_head_forward, head)),
+            replace_forward(model, _ModelForward(model)),
         ]
     model._loss_function = _LossFunction(head)
-    undo.append(lambda: delattr(model, "_loss_function"))
-
-    def undo_all() -> None:
-        for step in reversed(undo):
-            step()
-
-    return ("cross_entropy" if head is None else "linear_cross_entropy"), undo_all
+    undo.append(functools.partial(delattr, model, "_loss_function"))
+    return ("cross_entropy" if head is None else "linear_cross_entropy"), functools.partial(_undo_all, undo)
 
 
-def _with_signature(original: Callable[..., Any], model: nn.Module) -> Callable[..., Any]:
-    """The new forward with the old one's parameters, by which trainers choose what to pass."""
-    import inspect
-
-    forward = _model_forward(original, model)
-    signature = inspect.signature(original)
-    self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    parameters = list(signature.parameters.values())
-    forward.__signature__ = signature.replace(parameters=[self_parameter, *parameters])
-    return forward
+def _undo_all(steps: list[Undo]) -> None:
+    for step in reversed(steps):
+        step()

@@ -11,7 +11,7 @@ windows, softcap and sinks. Causal masks, windows and padding are not formed as 
 patterns (chunked attention, packed position ids, custom masks) use transformers' boolean masks.
 """
 
-from fa2_cpu._hf_accelerate import Acceleration, accelerate
+from fa2_cpu._hf_accelerate import Acceleration, accelerate, acceleration
 from fa2_cpu._hf_attention import register
 
-__all__ = ["Acceleration", "accelerate", "register"]
+__all__ = ["Acceleration", "accelerate", "acceleration", "register"]

@@ -2,7 +2,12 @@
 """fa2_cpu.hf.accelerate: whole models of transformers on fa2, and back."""
 
 import copy
+import gc
 import inspect
+import io
+import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -124,6 +129,64 @@ def test_a_copy_computes_with_its_own_parameters():
         loss.backward()
     assert torch.equal(loss, expected) and torch.equal(other(**batch).loss, expected)
     assert all(p.grad is not None for p in other.parameters()) and all(p.grad is None for p in model.parameters())
+
+
+def _saved(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, _saved, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_and_pickles(copied):
+    """Each has layers, an acceleration and a share of the rotary embedding of its own."""
+    from transformers.models.llama import modeling_llama
+
+    gc.collect()  # what other tests left on fa2
+    rotary = modeling_llama.apply_rotary_pos_emb
+    model = _model("Llama").train()
+    batch = next(_batches(1))
+    eager, names = model(**batch), list(model.state_dict())
+    on_fa2 = fa2_cpu.hf.accelerate(model)
+    expected = model(**batch).loss
+    other = copied(model)
+    theirs = fa2_cpu.hf.acceleration(other)
+    assert theirs is not on_fa2 and theirs.replaced == on_fa2.replaced and list(other.state_dict()) == names
+    on_fa2.remove()
+    assert modeling_llama.apply_rotary_pos_emb is not rotary  # the copy's
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    result = other(**batch)
+    result.loss.backward()
+    assert result.logits is None and torch.equal(result.loss, expected)
+    assert all(p.grad is not None for p in other.parameters()) and all(p.grad is None for p in model.parameters())
+    theirs.remove()
+    assert fa2_cpu.hf.acceleration(other) is None and other.config._attn_implementation == "eager"
+    assert modeling_llama.apply_rotary_pos_emb is rotary
+    assert torch.equal(other(**batch).logits, eager.logits)
+    third = copied(model)
+    with fa2_cpu.hf.accelerate(third):
+        fourth = copied(third)
+    del third, fourth  # without remove()
+    gc.collect()
+    assert modeling_llama.apply_rotary_pos_emb is rotary
+
+
+def test_pickle_in_a_process_that_knows_nothing_of_fa2(tmp_path):
+    model = _model("Llama").train()
+    batch = next(_batches(1))
+    fa2_cpu.hf.accelerate(model)
+    torch.save((model, batch, model(**batch).loss), tmp_path / "model.pt")
+    model.save_pretrained(tmp_path)
+    assert "fa2" not in (tmp_path / "config.json").read_text()
+    code = "import sys, torch; model, batch, loss = torch.load(sys.argv[1], weights_only=False)\n"
+    code += "result = model(**batch); assert result.logits is None and torch.equal(result.loss, loss)"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "model.pt")], check=True, timeout=300)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert all(torch.equal(x, again.state_dict()[name]) for name, x in model.state_dict().items())
+    fa2_cpu.hf.acceleration(model).remove()
 
 
 def test_logits_outside_training():
