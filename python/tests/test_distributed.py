@@ -290,7 +290,10 @@ def compiled(rank, world):
     expected = function(q, k, v)
     out = torch.compile(function, backend="aot_eager")(q, k, v)
     grads = [torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (expected, out)]
-    return torch.equal(out, expected) and all(map(torch.equal, *grads))
+    graphs = []  # of the call itself: none
+    whole = torch.compile(fd.attention, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    same = torch.equal(whole(q, k, v)[0], fd.attention(q, k, v)[0])
+    return same and not graphs and torch.equal(out, expected) and all(map(torch.equal, *grads))
 
 
 def test_compile_around_it(two):

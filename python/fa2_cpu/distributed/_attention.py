@@ -19,6 +19,7 @@ from fa2_cpu.distributed._ring import RingPlan
 from fa2_cpu.distributed._shards import Segments, rows
 from fa2_cpu.distributed._team import Team, team_of
 from fa2_cpu.distributed._tiles import Documents, Mask
+from fa2_cpu.torch._not_compiled import not_compiled
 
 if TYPE_CHECKING:
     from fa2_cpu._options import Causal, Layout, TorchPrecision
@@ -201,7 +202,7 @@ def _bias_gradient(dbias: Tensor, given: tuple[torch.Size, torch.dtype], job: _J
     return dbias.reshape(shape).to(dtype)
 
 
-@torch.compiler.disable
+@not_compiled
 def attention(
     q: Tensor,
     k: Tensor,

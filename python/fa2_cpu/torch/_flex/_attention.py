@@ -16,12 +16,12 @@ from fa2_cpu import BlockMask
 from fa2_cpu.torch._block_lists import BlockLists
 from fa2_cpu.torch._flex import _by_blocks, _fused
 from fa2_cpu.torch._flex._blocks import Call
-from fa2_cpu.torch._flex._code import not_compiled
 from fa2_cpu.torch._flex._forms import Form, Unrecognised, form_of
 from fa2_cpu.torch._flex._graph import Graph, trace
 from fa2_cpu.torch._flex._of_pytorch import lists_of
 from fa2_cpu.torch._flex._original import flex_attention as pytorch_flex_attention
 from fa2_cpu.torch._flex._terms import captured_by
+from fa2_cpu.torch._not_compiled import not_compiled
 from fa2_cpu.torch._sdpa import autocast
 from fa2_cpu.torch._tensors import FLOATS, check_tensor, transformed
 

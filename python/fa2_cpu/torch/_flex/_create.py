@@ -10,10 +10,10 @@ import torch
 import torch.nn.attention.flex_attention as pytorch
 from torch import Tensor
 
-from fa2_cpu.torch._flex._code import not_compiled
 from fa2_cpu.torch._flex._of_pytorch import keep_lists
 from fa2_cpu.torch._flex._original import create_block_mask as pytorch_create_block_mask
 from fa2_cpu.torch._flex._table import block_lists, of_mask_mod
+from fa2_cpu.torch._not_compiled import not_compiled
 
 
 @not_compiled
