@@ -43,7 +43,9 @@ bool HasWorkers() {
   return forks == platform::ForkCount();
 }
 
-// Threads, a caller's and TBB's, that the system is known to give.
+// Threads, callers' and TBB's, that all pools there are may want at once, and
+// that the system is known to give.
+std::atomic<int> g_wanted{0};
 std::atomic<int> g_granted{1};
 
 class TbbPool : public Pool {
@@ -56,6 +58,7 @@ class TbbPool : public Pool {
   }
 
   ~TbbPool() override {
+    if (counted_.load()) g_wanted.fetch_sub(num_threads());
     // Taking down an arena whose workers were lost by a fork would wait for
     // them for ever: a reference to it is never given back.
     using Arena = std::shared_ptr<tbb::task_arena>;
@@ -70,14 +73,7 @@ class TbbPool : public Pool {
       (void)RunOnOwnThreads(workers, workers, worker, argument);
       return;
     }
-    // An arena with work wants all its threads, and TBB ends the process where
-    // one of its workers cannot start another.
-    if (g_granted.load() < num_threads()) {
-      const int granted =
-          RunOnOwnThreads(num_threads(), workers, worker, argument);
-      if (granted >= num_threads()) g_granted.store(granted);
-      return;
-    }
+    if (!trusted_.load() && !Trust(workers, worker, argument)) return;
     std::unique_ptr<Call> call(new (std::nothrow) Call);
     if (call == nullptr) return;
     call->worker = worker;
@@ -141,6 +137,26 @@ class TbbPool : public Pool {
     }
   };
 
+  // Whether TBB may have the call. An arena with work wants all its threads,
+  // for a while after it too, and TBB ends the process where one of its workers
+  // cannot start another. So the first calls run on threads of their own, as
+  // many as TBB may come to start.
+  bool Trust(int workers, Worker worker, void* argument) const {
+    if (!counted_.exchange(true)) g_wanted.fetch_add(num_threads());
+    const int wanted = g_wanted.load();
+    int granted = g_granted.load();
+    if (granted >= wanted) {
+      trusted_.store(true);
+      return true;
+    }
+    if (RunOnOwnThreads(wanted, workers, worker, argument) >= wanted) {
+      while (granted < wanted &&
+             !g_granted.compare_exchange_weak(granted, wanted)) {
+      }
+    }
+    return false;
+  }
+
   // Whether there is a task for every worker but the first.
   static bool Start(Call* call, int workers) {
     try {
@@ -164,6 +180,8 @@ class TbbPool : public Pool {
   }
 
   const std::shared_ptr<tbb::task_arena> arena_;
+  mutable std::atomic<bool> counted_{false};  // in g_wanted
+  mutable std::atomic<bool> trusted_{false};
   mutable std::atomic<bool> broken_{false};
 };
 
