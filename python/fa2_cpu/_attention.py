@@ -126,6 +126,14 @@ def backward(
     return Gradients(*(results.finish(x) for x in grads))
 
 
+def _check_plain(function: str, options: Any, **tensors: Any) -> None:
+    """TypeError for an input through which PyTorch would differentiate."""
+    for name in ("bias", "alibi_slopes", "sinks"):
+        tensors[name] = options.get(name)
+    for name, x in tensors.items():
+        check_plain_tensor(name, x, function, "fa2_cpu.torch.attention")
+
+
 @with_options(AttentionOptions, DEFAULTS)
 def attention_forward(q: ArrayT, k: Array, v: Array, **options: Unpack[AttentionOptions]) -> tuple[ArrayT, ArrayT]:
     """Scaled dot-product attention (FlashAttention-2): out = softmax(mask(scale · q kᵀ)) v.
@@ -173,8 +181,7 @@ def attention_forward(q: ArrayT, k: Array, v: Array, **options: Unpack[Attention
       >>> bool(np.allclose(out[:, :, 0], v[:, :, 0]))
       True
     """
-    for name, x in (("q", q), ("k", k), ("v", v), *((n, options.get(n)) for n in ("bias", "alibi_slopes", "sinks"))):
-        check_plain_tensor(name, x, "attention_forward", "fa2_cpu.torch.attention")
+    _check_plain("attention_forward", options, q=q, k=k, v=v)
     return forward(q, k, v, dict(options), reference=False)
 
 
@@ -201,6 +208,8 @@ def attention_backward(
     Raises:
       ValueError, TypeError: as attention_forward.
 
+    Tensors of PyTorch that require grad are refused while it records: the gradients would have none of their own.
+
     Example:
       >>> import numpy as np, fa2_cpu as fa2
       >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 4, 5, 8), dtype=np.float32)
@@ -209,4 +218,5 @@ def attention_backward(
       >>> grads.dq.shape, grads.dbias is None
       ((2, 4, 5, 8), True)
     """
+    _check_plain("attention_backward", options, dout=dout, q=q, k=k, v=v, dlse=options.get("dlse"))
     return backward(dout, q, k, v, out, lse, dict(options), reference=False)

@@ -31,7 +31,7 @@ def transpose_2d(x: Array) -> Array:
     """y[..., c, r] = x[..., r, c], dense. x [..., rows, cols], at least two dimensions, any dtype but bool.
 
     Raises:
-      TypeError: what is no array on the CPU, or a dtype that does not fit.
+      TypeError: what is no array on the CPU, or a dtype that does not fit; a tensor that requires grad.
       ValueError: shapes that do not fit.
 
     Example:
@@ -53,7 +53,7 @@ def softmax(x: Array) -> Array:
     """Softmax of each row. x [..., dim]; y has its shape and dtype.
 
     Raises:
-      TypeError: what is no array on the CPU, or a dtype that does not fit.
+      TypeError: what is no array on the CPU, or a dtype that does not fit; a tensor that requires grad.
       ValueError: shapes that do not fit.
 
     Example:
@@ -73,7 +73,7 @@ def softmax_backward(dy: Array, y: Array) -> Array:
     """dx = y · (dy − Σ y · dy) by rows. dy and y [..., dim], y = softmax(x); dx has y's shape and dtype.
 
     Raises:
-      TypeError: what is no array on the CPU, or a dtype that does not fit.
+      TypeError: what is no array on the CPU, or a dtype that does not fit; a tensor that requires grad.
       ValueError: shapes that do not fit.
 
     Example:
@@ -81,6 +81,8 @@ def softmax_backward(dy: Array, y: Array) -> Array:
       >>> fa2.softmax_backward(np.array([[1.0, 0.0]]), np.array([[0.5, 0.5]])).tolist()
       [[0.25, -0.25]]
     """
+    check_plain_tensor("dy", dy, "softmax_backward", "fa2_cpu.torch.softmax")
+    check_plain_tensor("y", y, "softmax_backward", "fa2_cpu.torch.softmax")
     dtype, shape = describe("y", y)
     check_one_dtype(dy=dy, y=y)
     results = Results(y)
@@ -97,7 +99,7 @@ def rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Array:
     x [..., dim]; weight [dim], dtype of x or f32; y has x's shape and dtype.
 
     Raises:
-      TypeError: what is no array on the CPU, or a dtype that does not fit.
+      TypeError: what is no array on the CPU, or a dtype that does not fit; a tensor that requires grad.
       ValueError: shapes that do not fit.
 
     Example:
@@ -120,7 +122,7 @@ def rms_norm_backward(dy: Array, x: Array, weight: Array, eps: float = 1e-5) -> 
     """Gradients of rms_norm: dx [..., dim] in x's dtype, dweight [dim] in weight's dtype.
 
     Raises:
-      TypeError: what is no array on the CPU, or a dtype that does not fit.
+      TypeError: what is no array on the CPU, or a dtype that does not fit; a tensor that requires grad.
       ValueError: shapes that do not fit.
 
     Example:
@@ -129,6 +131,9 @@ def rms_norm_backward(dy: Array, x: Array, weight: Array, eps: float = 1e-5) -> 
       >>> dx.round(6).tolist(), dweight.tolist()
       ([[0.0, 0.0, 0.0, 0.0]], [1.0, 1.0, 1.0, 1.0])
     """
+    check_plain_tensor("dy", dy, "rms_norm_backward", "fa2_cpu.torch.rms_norm")
+    check_plain_tensor("x", x, "rms_norm_backward", "fa2_cpu.torch.rms_norm")
+    check_plain_tensor("weight", weight, "rms_norm_backward", "fa2_cpu.torch.rms_norm")
     dtype, shape = describe("x", x)
     weight_dtype, weight_shape = describe("weight", weight)
     check_one_dtype(dy=dy, x=x)
@@ -149,7 +154,7 @@ def embedding_backward(dy: Array, ids: Array, num_embeddings: int) -> Array:
     [num_embeddings, dim] in dy's dtype.
 
     Raises:
-      TypeError: what is no array on the CPU, or a dtype that does not fit.
+      TypeError: what is no array on the CPU, or a dtype that does not fit; a tensor that requires grad.
       ValueError: shapes that do not fit, or an index out of range, by its position and value.
 
     Example:
@@ -157,6 +162,7 @@ def embedding_backward(dy: Array, ids: Array, num_embeddings: int) -> Array:
       >>> fa2.embedding_backward(np.ones((3, 1)), np.array([2, 0, 2]), 4)[:, 0].tolist()
       [1.0, 0.0, 2.0, 0.0]
     """
+    check_plain_tensor("dy", dy, "embedding_backward", "fa2_cpu.torch.embedding")
     dtype, shape = describe("dy", dy)
     if not shape:
         raise ValueError("dy has no dimension; it must be [..., dim]")
@@ -210,7 +216,7 @@ def causal_attention_backward(
     inputs' shapes and dtype.
 
     Raises:
-      TypeError: what is no array on the CPU, or a dtype that does not fit.
+      TypeError: what is no array on the CPU, or a dtype that does not fit; a tensor that requires grad.
       ValueError: shapes that do not fit.
 
     Example:
@@ -220,6 +226,8 @@ def causal_attention_backward(
       >>> dv.sum(0).round(6).tolist()  # each query's probabilities sum to 1
       [5.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0]
     """
+    for name, x in (("dout", dout), ("q", q), ("k", k), ("v", v)):
+        check_plain_tensor(name, x, "causal_attention_backward", "fa2_cpu.torch.causal_attention")
     check_one_dtype(q=q, k=k, v=v, dout=dout)
     results = Results(q)
     grads = []

@@ -9,7 +9,8 @@ import pytest
 MODULES = {
     "fa2_cpu": None, "fa2_cpu._attention": None, "fa2_cpu._training_ops": None, "fa2_cpu.reference": None,
     "fa2_cpu.testing": None, "fa2_cpu.flash_attn": "torch", "fa2_cpu._flash_attn_kvcache": "torch",
-    "fa2_cpu.bert_padding": "torch",
+    "fa2_cpu.bert_padding": "torch", "fa2_cpu.distributed._attention": "torch",
+    "fa2_cpu.distributed._context": "torch", "fa2_cpu.distributed._parts": "torch",
     "fa2_cpu.jax": "jax", "fa2_cpu._hf_accelerate": "transformers", "fa2_cpu._hf_attention": "transformers",
     "fa2_cpu.torch._ops": "torch", "fa2_cpu.torch._sdpa": "torch", "fa2_cpu.torch._aten": "torch",
     "fa2_cpu.torch._causal_attention": "torch", "fa2_cpu.torch._cross_entropy": "torch",

@@ -161,6 +161,13 @@ def test_padding():
     padded.sum().backward()
     assert torch.equal(x.grad, mask[..., None].expand(3, 7, 4).float())
     several = torch.tensor([[2, 3, 0, 0, 0, 0, 0], [0] * 7, [1, 4, 2, 0, 0, 0, 0]])
+    for call in (
+        lambda: bert_padding.unpad_input(x, torch.ones(3, 6)),
+        lambda: bert_padding.unpad_input(x, torch.ones(3, 7), torch.ones(2, 7)),
+        lambda: bert_padding.unpad_input_for_concatenated_sequences(x, torch.ones(3, 6)),
+    ):
+        with pytest.raises(ValueError, match=r"must be \(3, 7\)"):
+            call()
     rows, indices, starts, longest = bert_padding.unpad_input_for_concatenated_sequences(x, several)
     assert indices.tolist() == [*range(5), *range(14, 21)] and starts.tolist() == [0, 2, 5, 6, 10, 12] and longest == 4
     assert torch.equal(rows, x.flatten(0, 1)[indices])

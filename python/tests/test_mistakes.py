@@ -129,12 +129,18 @@ def test_packed_rows_need_cu_seqlens():
 def test_tensors_that_require_grad_are_refused_where_no_gradient_follows():
     q = _Q.clone().requires_grad_()
     targets = torch.zeros(SHAPE[:3], dtype=torch.int64)
-    for name, call in {
-        "attention": lambda: fa2.attention_forward(q, _K, _V),
-        "softmax": lambda: fa2.softmax(q),
-        "rms_norm": lambda: fa2.rms_norm(_Q, torch.ones(8, requires_grad=True)),
-        "cross_entropy": lambda: fa2.cross_entropy(q, targets),
-    }.items():
+    for name, call in (
+        ("attention", lambda: fa2.attention_forward(q, _K, _V)),
+        ("attention", lambda: fa2.attention_backward(_Q, _Q, q, _V, _Q, _Q[..., 0])),
+        ("attention", lambda: fa2.attention_backward(q, _Q, _K, _V, _Q, _Q[..., 0])),
+        ("softmax", lambda: fa2.softmax(q)),
+        ("softmax", lambda: fa2.softmax_backward(_Q, q)),
+        ("rms_norm", lambda: fa2.rms_norm(_Q, torch.ones(8, requires_grad=True))),
+        ("rms_norm", lambda: fa2.rms_norm_backward(q, _Q, torch.ones(8))),
+        ("embedding", lambda: fa2.embedding_backward(q, targets, 3)),
+        ("causal_attention", lambda: fa2.causal_attention_backward(_Q[0, 0], _Q[0, 0], _Q[0, 0], q[0, 0], 1, 1)),
+        ("cross_entropy", lambda: fa2.cross_entropy(q, targets)),
+    ):
         with pytest.raises(TypeError, match=f"requires grad.*fa2_cpu.torch.{name}"):
             call()
         with torch.no_grad():

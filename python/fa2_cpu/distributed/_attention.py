@@ -259,11 +259,16 @@ def attention(
         but the comparison.
       RuntimeError: a rank ended, failed, or did not make this call within the group's timeout; a second derivative.
 
-    Example (on each of the ranks that torchrun starts, after init_process_group("gloo")):
-
-        q, k, v = fa2_cpu.distributed.shard((q, k, v), dim=2)
-        out, lse = fa2_cpu.distributed.attention(q, k, v, causal="top_left")
-        whole = fa2_cpu.distributed.unshard(out, dim=2)
+    Example (a group of one process; torchrun starts one for each rank):
+      >>> import torch, torch.distributed as dist, fa2_cpu.distributed as fd
+      >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun: "gloo" alone
+      >>> q, k, v = torch.randn(3, 1, 2, 10, 8)
+      >>> part = [x.requires_grad_() for x in fd.shard((q, k, v), dim=2)]  # this rank's rows
+      >>> out, lse = fd.attention(*part, causal="top_left")
+      >>> out.sum().backward()
+      >>> fd.unshard(out, dim=2).shape, part[0].grad.shape
+      (torch.Size([1, 2, 10, 8]), torch.Size([1, 2, 10, 8]))
+      >>> dist.destroy_process_group()
     """
     team = team_of(group)
     call = Call(

@@ -100,6 +100,21 @@ class context_parallel:  # noqa: N801: used as a function is
 
     Args:
       group, method, shards: as for attention.
+
+    Raises:
+      ValueError: an unknown method or shards; within the block, what cannot be computed of parts.
+      RuntimeError: there is no process group; within the block, as attention.
+
+    Example (a group of one process; torchrun starts one for each rank):
+      >>> import torch, torch.distributed as dist, fa2_cpu.distributed as fd
+      >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun: "gloo" alone
+      >>> q = fd.shard(torch.randn(1, 2, 10, 8), dim=2).requires_grad_()
+      >>> with fd.context_parallel():
+      ...     out = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+      >>> out.sum().backward()
+      >>> q.grad.shape
+      torch.Size([1, 2, 10, 8])
+      >>> dist.destroy_process_group()
     """
 
     def __init__(self, group: Any = None, *, method: str = "auto", shards: str = "zigzag") -> None:

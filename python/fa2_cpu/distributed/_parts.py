@@ -58,6 +58,19 @@ def shard(x: Any, *, dim: int = 1, group: Any = None, shards: str = "zigzag") ->
 
     Returns:
       Copies, differentiable.
+
+    Raises:
+      TypeError: what is neither a tensor nor a dict, list or tuple of tensors.
+      ValueError: a dim that a tensor does not have, or an unknown shards.
+      RuntimeError: there is no process group.
+
+    Example (a group of one process; torchrun starts one for each rank):
+      >>> import torch, torch.distributed as dist, fa2_cpu.distributed as fd
+      >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun: "gloo" alone
+      >>> batch = fd.shard({"input_ids": torch.arange(8)[None], "attention_mask": None})
+      >>> batch["input_ids"].tolist()  # rank 0 of 2 would have 0, 1, 6 and 7
+      [[0, 1, 2, 3, 4, 5, 6, 7]]
+      >>> dist.destroy_process_group()
     """
     team = team_of(group)
     _check_shards(shards)
@@ -76,7 +89,15 @@ def unshard(x: Any, *, dim: int = 1, group: Any = None, shards: str = "zigzag") 
     of what all ranks' losses give it.
 
     Raises:
-      ValueError: parts that do not fit each other, on every rank alike. RuntimeError: as attention.
+      TypeError: as shard. ValueError: parts that do not fit each other, on every rank alike. RuntimeError: as attention.
+
+    Example (a group of one process; torchrun starts one for each rank):
+      >>> import torch, torch.distributed as dist, fa2_cpu.distributed as fd
+      >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun: "gloo" alone
+      >>> x = torch.randn(2, 7, 3)
+      >>> torch.equal(fd.unshard(fd.shard(x)), x)
+      True
+      >>> dist.destroy_process_group()
     """
     team = team_of(group)
     _check_shards(shards)
