@@ -7,7 +7,7 @@
 #   --jobs=N      on so many processes (default: all cores)
 #   --asan        with the address and undefined-behaviour sanitizers
 #   --merge       afterwards the smallest set of inputs with the same coverage becomes tests/corpus/TARGET
-#   --coverage    instead of fuzzing: runs what the corpora hold, and prints line and branch coverage of src/ by llvm-cov
+#   --coverage    instead of fuzzing: runs what the corpora hold, and prints line and branch coverage of src/ and tools/ by llvm-cov
 # Prints executions, coverage (edges of instrumented code) and inputs of each target; stops at the first input that ends a target and names it.
 # Environment: FA2_BUILD_DIR (default: build-fuzz, build-fuzz-asan, build-fuzz-coverage), FA2_FUZZ_MAX_LEN (bytes of an input; default: 400,
 # of files 2000), FA2_FUZZ_DISABLED_TARGETS (a bit mask for Highway, HACKING.md; default: none on fuzzing, 6848 for coverage).
@@ -68,11 +68,12 @@ if [[ $kind == coverage ]]; then
   bin=$(dirname "$(readlink -f "$(command -v clang)")")
   objects=() profiles=()
   for target in "${targets[@]}"; do
-    objects+=(-object "$build/tests/fuzz/${target}_fuzz")
+    objects+=(${objects[0]+-object} "$build/tests/fuzz/${target}_fuzz")
     profiles+=("$build/$target.profraw")
   done
   "$bin/llvm-profdata" merge -o "$build/fuzz.profdata" "${profiles[@]}"
-  "$bin/llvm-cov" report "${objects[@]}" -instr-profile="$build/fuzz.profdata" --show-branch-summary src tools
+  "$bin/llvm-cov" report "${objects[@]}" -instr-profile="$build/fuzz.profdata" --show-branch-summary \
+    -ignore-filename-regex='(^|/)(bench|include|tests)/'
   exit 0
 fi
 

@@ -285,7 +285,7 @@ TEST(FloatEnvironment, SettingsChangeSums) {
     }
     volatile double one = 1.0;
     volatile double negative = -1.0;
-    const double up = one / 10.0, down = negative / 10.0;
+    const volatile double up = one / 10.0, down = negative / 10.0;
     std::fenv_t kept;
     std::fegetenv(&kept);
     setting.set();

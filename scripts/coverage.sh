@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Lines and branches of src/ that the fast suites run, by llvm-cov: each suite once, a quarter of the random cases.
+#   scripts/coverage.sh    twenty minutes on two cores
+# A branch of a kernel counts once for each target: AVX-512 and plain C++ (6848 leaves the others out, HACKING.md).
+# Environment: FA2_BUILD_DIR (default: build-coverage), FA2_TESTS (a ctest -R pattern; default: all tests),
+# FA2_TEST_FEW_CASES (default: 1), FA2_COVERAGE_SHOW (a file: source with counts, lines that nothing runs among them).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+scripts/install_deps.sh build clang llvm libclang-rt-dev
+build=${FA2_BUILD_DIR:-build-coverage}
+flags="-fprofile-instr-generate -fcoverage-mapping"
+cmake -S . -B "$build" -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1 -DNDEBUG" -DCMAKE_C_FLAGS="$flags" \
+  -DCMAKE_CXX_FLAGS="$flags -DHWY_DISABLED_TARGETS=6848" -DFA2_BUILD_TESTS=ON -DFA2_BUILD_TOOLS=ON \
+  -DFA2_BUILD_BENCHMARKS=OFF -DFA2_BUILD_EXAMPLES=OFF -DFA2_TEST_AMX_EMULATED=OFF -DFA2_STATIC_AND_SHARED=OFF >/dev/null
+cmake --build "$build"
+build=$(cd "$build" && pwd)
+
+# Processes of one program add up in one file.
+rm -rf "$build/profiles"
+export LLVM_PROFILE_FILE="$build/profiles/%m.profraw" FA2_TEST_FEW_CASES=${FA2_TEST_FEW_CASES:-1}
+ctest --test-dir "$build" --output-on-failure --no-tests=error -j "$(nproc)" -E @ ${FA2_TESTS:+-R "$FA2_TESTS"}
+
+# Debian's clang 14 has its tools beside it.
+bin=$(dirname "$(readlink -f "$(command -v clang)")")
+"$bin/llvm-profdata" merge -o "$build/tests.profdata" "$build"/profiles/*.profraw
+objects=()
+while read -r program; do
+  if readelf -SW "$program" 2>/dev/null | grep -q __llvm_covmap; then objects+=(${objects[0]+-object} "$program"); fi
+done < <(find "$build/tests" "$build/tools" -type f -executable -not -path '*/installation/*')
+report=("${objects[@]}" -instr-profile="$build/tests.profdata" -ignore-filename-regex='(^|/)(bench|include|tests|tools)/')
+if [[ -n ${FA2_COVERAGE_SHOW:-} ]]; then
+  "$bin/llvm-cov" show "${report[@]}" >"$FA2_COVERAGE_SHOW"
+fi
+"$bin/llvm-cov" report "${report[@]}" --show-branch-summary
