@@ -318,6 +318,10 @@ TEST(AttentionEdge, KeepMaskIsThePhiloxMapping) {
       EXPECT_EQ(wrong, 0) << "p " << p << " offset " << offset;
     }
   }
+  // The stride of a dimension of one element is nobody's.
+  Tensor keep = MakeTensor(DType::kBool, {1, 1, 7, 53});
+  keep.view.strides[0] = keep.view.strides[1] = 5;
+  EXPECT_TRUE(PhiloxKeepMask(0.5, 1, 0, keep.view).ok());
 }
 
 // Philox blocks have numbers of two words: the upper one changes amid a block

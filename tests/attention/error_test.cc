@@ -308,7 +308,7 @@ TEST(AttentionError, PackedSequences) {
             {"cu_seqlens_k"},
             [](Forward* a) { a->options.cu_seqlens_k = ConstTensorView(); }},
            {"lengths differ",
-            {"cu_seqlens_q", "cu_seqlens_k"},
+            {"cu_seqlens_k has 3", "must have 4", "cu_seqlens_q"},
             [](Forward* a) {
               a->options.cu_seqlens_k.sizes[3] = 3;
               a->options.cu_seqlens_k.data = two;
