@@ -161,7 +161,9 @@ int CasesOfSixteen() {
   if (target == "scalar" || target == "emu128") return 1;
   const char* const few = std::getenv("FA2_TEST_FEW_CASES");
   if (few != nullptr && std::string(few) == "2") return 2;
-  const bool all = std::getenv("FA2_MAX_TARGET") == nullptr && few == nullptr;
+  const bool all = std::getenv("FA2_MAX_TARGET") == nullptr &&
+                   std::getenv("FA2_TEST_OTHER_ENGINE") == nullptr &&
+                   few == nullptr;
   return all ? 16 : 4;
 }
 

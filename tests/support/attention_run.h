@@ -42,8 +42,9 @@ class Contexts {
 };
 
 // How many cases out of 16 a suite runs: all of them, fewer where the
-// environment caps the target, since only the kernels differ then, or asks for
-// few (FA2_TEST_FEW_CASES), and fewest without vectors.
+// environment caps the target or takes another engine than the best, since only
+// the kernels differ then, or asks for few (FA2_TEST_FEW_CASES), and fewest
+// without vectors.
 int CasesOfSixteen();
 
 // Two query heads over one kv head, and sizes that are multiples of no tile;
