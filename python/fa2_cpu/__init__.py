@@ -118,6 +118,21 @@ def capture(path: Any, **options: Any) -> Any:
       function: (module, name) of a function of q, k, v; PyTorch's and flash_attn's without it.
       options: of that function, as verify takes them.
     Needs PyTorch.
+
+    Raises:
+      ImportError: PyTorch is not installed.
+      TypeError: an argument that it does not have.
+      AttributeError: function names what its module does not have.
+
+    Example:
+      >>> import os, tempfile, torch, fa2_cpu as fa2
+      >>> q, k, v = (torch.randn(1, 2, 8, 16, requires_grad=True) for _ in range(3))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = os.path.join(folder, "run.safetensors")
+      ...     with fa2.capture(path, calls=1):
+      ...         torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+      ...     fa2.verify(path).passed
+      True
     """
     from fa2_cpu._capture import capture as start
 

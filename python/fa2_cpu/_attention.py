@@ -126,7 +126,7 @@ def backward(
     return Gradients(*(results.finish(x) for x in grads))
 
 
-def _check_plain(function: str, options: Any, **tensors: Any) -> None:
+def check_plain_inputs(function: str, options: Any, **tensors: Any) -> None:
     """TypeError for an input through which PyTorch would differentiate."""
     for name in ("bias", "alibi_slopes", "sinks"):
         tensors[name] = options.get(name)
@@ -181,7 +181,7 @@ def attention_forward(q: ArrayT, k: Array, v: Array, **options: Unpack[Attention
       >>> bool(np.allclose(out[:, :, 0], v[:, :, 0]))
       True
     """
-    _check_plain("attention_forward", options, q=q, k=k, v=v)
+    check_plain_inputs("attention_forward", options, q=q, k=k, v=v)
     return forward(q, k, v, dict(options), reference=False)
 
 
@@ -218,5 +218,5 @@ def attention_backward(
       >>> grads.dq.shape, grads.dbias is None
       ((2, 4, 5, 8), True)
     """
-    _check_plain("attention_backward", options, dout=dout, q=q, k=k, v=v, dlse=options.get("dlse"))
+    check_plain_inputs("attention_backward", options, dout=dout, q=q, k=k, v=v, dlse=options.get("dlse"))
     return backward(dout, q, k, v, out, lse, dict(options), reference=False)

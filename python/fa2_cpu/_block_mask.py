@@ -64,7 +64,7 @@ class BlockMask:
       >>> i = np.arange(256)
       >>> mask = fa2.BlockMask.from_dense(i[:, None] // 100 == i // 100, block_size=64)
       >>> mask.kv_num_blocks.tolist(), mask.full_kv_num_blocks.tolist()
-      ([[[1, 3, 3, 2]]], [[[1, 0, 0, 1]]])
+      ([[[1, 4, 2, 3]]], [[[1, 0, 1, 0]]])
       >>> q = np.random.default_rng(0).standard_normal((1, 2, 256, 16), dtype=np.float32)
       >>> out, lse = fa2.attention_forward(q, q, q, block_mask=mask)
     """

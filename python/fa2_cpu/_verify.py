@@ -184,8 +184,25 @@ def verify(
       **options: layout ("bhsd", "bshd", "thd"), causal (None, "top_left", "bottom_right"), window (left, right),
         scale, softcap, dropout_p, philox_seed, philox_offset, lse_base ("e" or 2), precision ("bf16", "f16", "f32",
         "tf32", "f64").
+
+    Returns:
+      A Report: passed, diagnosis, cases, text and html.
+
     Raises:
+      TypeError: an option that verify does not have.
       ValueError: a tensor or an option is missing or does not fit.
+      RuntimeError: this build has no checker.
+
+    Example:
+      >>> import numpy as np, fa2_cpu as fa2
+      >>> q, k, v, dout = np.random.default_rng(0).standard_normal((4, 1, 2, 8, 16), dtype=np.float32)
+      >>> out, lse = fa2.attention_forward(q, k, v, causal="top_left")
+      >>> dq, dk, dv, *_ = fa2.attention_backward(dout, q, k, v, out, lse, causal="top_left")
+      >>> given = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
+      >>> fa2.verify(given, causal="top_left").passed
+      True
+      >>> fa2.verify({**given, "dq": 2 * dq}, causal="top_left").passed
+      False
     """
     _require_core()
     for name in options:

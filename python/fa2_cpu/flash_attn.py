@@ -282,6 +282,13 @@ def install_as_flash_attn(*, metadata: bool = False) -> None:
 
     Raises:
       RuntimeError: another flash_attn is imported already.
+
+    Example:
+      >>> import fa2_cpu.flash_attn
+      >>> fa2_cpu.flash_attn.install_as_flash_attn()
+      >>> from flash_attn import flash_attn_func
+      >>> flash_attn_func is fa2_cpu.flash_attn.flash_attn_func
+      True
     """
     _flash_attn_alias.install(__name__)
     if metadata:

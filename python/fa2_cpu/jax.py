@@ -27,7 +27,16 @@ Array = Any
 def call_way() -> tuple[str, Optional[str]]:
     """How XLA calls fa2: ("ffi", None), or ("callback", and why the first is not had).
 
-    FA2_JAX=callback or FA2_JAX=ffi in the environment forces one; RuntimeError where "ffi" cannot be had.
+    FA2_JAX=callback or FA2_JAX=ffi in the environment forces one.
+
+    Raises:
+      RuntimeError: "ffi" is forced and cannot be had.
+
+    Example:
+      >>> import fa2_cpu.jax
+      >>> way, reason = fa2_cpu.jax.call_way()
+      >>> way == "ffi" or bool(reason)
+      True
     """
     return _jax_calls.call_way()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fa2_cpu._arrays import Array
-from fa2_cpu._attention import Gradients, backward, forward
+from fa2_cpu._attention import Gradients, backward, check_plain_inputs, forward
 from fa2_cpu._options import BACKWARD_DEFAULTS, DEFAULTS, AttentionOptions, BackwardOptions, with_options
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ __all__ = ["attention_backward", "attention_forward"]
 
 @with_options(AttentionOptions, DEFAULTS)
 def attention_forward(q: Array, k: Array, v: Array, **options: Unpack[AttentionOptions]) -> tuple[Any, Any]:
-    """fa2_cpu.attention_forward in float64: (out, lse), both float64. Raises what that raises.
+    """fa2_cpu.attention_forward in float64: (out, lse), both float64. Raises what that raises, also of tensors that require grad.
 
     Example:
       >>> import numpy as np, fa2_cpu as fa2
@@ -31,6 +31,7 @@ def attention_forward(q: Array, k: Array, v: Array, **options: Unpack[AttentionO
       >>> out.dtype, lse.round(6).tolist()
       (dtype('float64'), [[[3.098612, 3.098612, 3.098612]]])
     """
+    check_plain_inputs("reference.attention_forward", options, q=q, k=k, v=v)
     return forward(q, k, v, dict(options), reference=True)
 
 
@@ -47,4 +48,5 @@ def attention_backward(
       >>> fa2.reference.attention_backward(q, q, q, q, out, lse).dv[0, 0, :, 0].round(6).tolist()
       [1.0, 1.0, 1.0]
     """
+    check_plain_inputs("reference.attention_backward", options, dout=dout, q=q, k=k, v=v, dlse=options.get("dlse"))
     return backward(dout, q, k, v, out, lse, dict(options), reference=True)

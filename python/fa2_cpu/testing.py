@@ -31,6 +31,9 @@ def make_inputs(
       inputs: "gaussian"; "outliers", a few channels 50 times larger, as activations have; "peaked", rows of P near
         one-hot; "long-tail", Student's t; "adversarial", sizes and means that differ by head, batch and row.
 
+    Raises:
+      ValueError: a shape of other numbers, or a kind of inputs that there is not.
+
     Example:
       >>> from fa2_cpu.testing import make_inputs
       >>> {name: x.shape for name, x in make_inputs((1, 4, 2, 5, 7, 16)).items()}
@@ -120,7 +123,21 @@ def assert_attention_gradients(
       dtype: of the tensors, by name or the framework's own.
       framework: "torch" (Triton kernels too) or "jax".
       **options: those of fa2_cpu.verify.
-    Returns the reports. Raises VerificationError, an AssertionError, with the first that failed.
+
+    Returns:
+      The reports, one for each kind of inputs.
+
+    Raises:
+      VerificationError: an AssertionError, with the first report that failed.
+      ValueError: a shape, a framework or a kind of inputs that there is not.
+
+    Example:
+      >>> import torch
+      >>> from fa2_cpu.testing import assert_attention_gradients
+      >>> attention = torch.nn.functional.scaled_dot_product_attention
+      >>> reports = assert_attention_gradients(attention, (1, 2, 8, 16), dtype="float32", inputs="peaked")
+      >>> reports[0].passed
+      True
     """
     if framework not in ("torch", "jax"):
         raise ValueError(f"framework is {framework!r}, it must be 'torch' or 'jax'")

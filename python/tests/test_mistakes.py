@@ -133,6 +133,8 @@ def test_tensors_that_require_grad_are_refused_where_no_gradient_follows():
         ("attention", lambda: fa2.attention_forward(q, _K, _V)),
         ("attention", lambda: fa2.attention_backward(_Q, _Q, q, _V, _Q, _Q[..., 0])),
         ("attention", lambda: fa2.attention_backward(q, _Q, _K, _V, _Q, _Q[..., 0])),
+        ("attention", lambda: fa2.reference.attention_forward(_Q, q, _V)),
+        ("attention", lambda: fa2.reference.attention_backward(q, _Q, _K, _V, _Q, _Q[..., 0])),
         ("softmax", lambda: fa2.softmax(q)),
         ("softmax", lambda: fa2.softmax_backward(_Q, q)),
         ("rms_norm", lambda: fa2.rms_norm(_Q, torch.ones(8, requires_grad=True))),

@@ -133,7 +133,17 @@ def replace_sdpa() -> Replacement:
 
 
 def is_active() -> bool:
-    """Whether PyTorch's attention operators are sent to fa2 for CPU tensors, by replace_sdpa() or an activation."""
+    """Whether PyTorch's attention operators are sent to fa2 for CPU tensors, by replace_sdpa() or an activation.
+
+    Example:
+      >>> import torch, fa2_cpu.torch
+      >>> replacement = fa2_cpu.torch.replace_sdpa()
+      >>> fa2_cpu.torch.is_active()
+      True
+      >>> replacement.remove()
+      >>> fa2_cpu.torch.is_active()
+      False
+    """
     return _override.active
 
 
