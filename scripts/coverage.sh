@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Lines and branches of src/ that the fast suites run, by llvm-cov: each suite once, a quarter of the random cases.
 #   scripts/coverage.sh    twenty minutes on two cores
-# A branch of a kernel counts once for each target: AVX-512 and plain C++ (6848 leaves the others out, HACKING.md).
+# The last table counts each outcome of a place in the source once, whatever template or target (AVX-512 and plain C++: 6848 leaves the
+# others out, HACKING.md) took it, before and after what scripts/coverage_exempt.txt argues (scripts/coverage_report.py).
 # Environment: FA2_BUILD_DIR (default: build-coverage), FA2_TESTS (a ctest -R pattern; default: all tests),
-# FA2_TEST_FEW_CASES (default: 1), FA2_COVERAGE_SHOW (a file: source with counts, lines that nothing runs among them).
+# FA2_TEST_FEW_CASES (default: 1), FA2_COVERAGE_SHOW (a file: source with counts, lines that nothing runs among them),
+# FA2_COVERAGE_LIST (1: print each outcome that did not run and is not exempt).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -35,3 +37,5 @@ if [[ -n ${FA2_COVERAGE_SHOW:-} ]]; then
   "$bin/llvm-cov" show "${report[@]}" >"$FA2_COVERAGE_SHOW"
 fi
 "$bin/llvm-cov" report "${report[@]}" --show-branch-summary
+"$bin/llvm-cov" export "${report[@]}" >"$build/coverage.json"
+scripts/coverage_report.py "$build/coverage.json" ${FA2_COVERAGE_LIST:+--list}
