@@ -59,13 +59,32 @@ struct DirectFunctions {
 
   static bool WidenFinite(const Rows& rows, DirectRows out) {
     const D d;
-    // 0 times what is not finite is NaN.
-    V sum = hn::Zero(d);
-    DirectRows as_read = out;
-    as_read.stride = 0;
-    ForVectors(rows, as_read, [&](V v, int64_t, size_t) HWY_ATTR {
-      sum = hn::MulAdd(v, hn::Zero(d), sum);
+    // 0 times what is not finite is NaN. Four sums: one would wait for itself.
+    V sum0 = hn::Zero(d), sum1 = sum0, sum2 = sum0, sum3 = sum0;
+    WithStored<T>(rows.dtype, [&](auto tag) HWY_ATTR {
+      using Stored = decltype(tag);
+      const size_t lanes = hn::Lanes(d);
+      const auto* const data =
+          static_cast<const typename Stored::Type*>(rows.data);
+      const auto add = [&](size_t c, int64_t r, V& sum) HWY_ATTR {
+        const size_t left = static_cast<size_t>(rows.depth) - c;
+        const auto* const in = data + r * rows.stride + c;
+        const V v = left < lanes ? LoadWideTail(d, tag, in, left)
+                                 : LoadWide(d, tag, in);
+        sum = hn::MulAdd(v, hn::Zero(d), sum);
+      };
+      for (size_t c = 0; c < static_cast<size_t>(rows.depth); c += lanes) {
+        int64_t r = 0;
+        for (; r + 4 <= rows.rows; r += 4) {
+          add(c, r, sum0);
+          add(c, r + 1, sum1);
+          add(c, r + 2, sum2);
+          add(c, r + 3, sum3);
+        }
+        for (; r < rows.rows; ++r) add(c, r, sum0);
+      }
     });
+    const V sum = hn::Add(hn::Add(sum0, sum1), hn::Add(sum2, sum3));
     if (hn::AllTrue(d, hn::Eq(sum, hn::Zero(d)))) return false;
     ForVectors(rows, out, [&](V v, int64_t r, size_t c) HWY_ATTR {
       const auto finite = hn::Lt(hn::Abs(v), hn::Inf(d));

@@ -34,7 +34,8 @@ using Size = std::integral_constant<int, kValue>;
 inline constexpr int kDirectBlockRows =
     (HWY_ARCH_X86 && HWY_TARGET > HWY_AVX3) ? 2 : 4;
 
-// Calls body(Size<rows>, first) for blocks of kDirectBlockRows, 2 and 1 rows.
+// Calls body(Size<rows>, first) for blocks of kDirectBlockRows rows and one of
+// what is left.
 template <class Body>
 HWY_INLINE void ForRowBlocks(int64_t rows, const Body& body) {
   int64_t r = 0;
@@ -42,10 +43,8 @@ HWY_INLINE void ForRowBlocks(int64_t rows, const Body& body) {
     body(Size<kDirectBlockRows>(), r);
   }
   if constexpr (kDirectBlockRows > 2) {
-    if (r + 2 <= rows) {
-      body(Size<2>(), r);
-      r += 2;
-    }
+    if (r + 3 == rows) return body(Size<3>(), r);
+    if (r + 2 == rows) return body(Size<2>(), r);
   }
   if (r < rows) body(Size<1>(), r);
 }
