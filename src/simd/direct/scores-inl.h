@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // From products to probabilities and dS, row by row, the keys of a run along
-// the lanes.
+// the lanes. Rows that see all and have no options go a shorter way.
 
 // Per-target include guard.
 #if defined(FA2_SRC_SIMD_DIRECT_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -126,15 +126,53 @@ struct DirectScorePass {
     for (size_t k = 0; k < keys; ++k) row[k] *= keep[k] != 0 ? scale : T(0);
   }
 
-  static void ForwardRow(const DirectScores& scores, int64_t r, T* row_max,
-                         T* row_sum, const DirectRows& out) {
+  // Whether a row sees all keys of the run, whole vectors of them, and no
+  // option changes its scores but the scale.
+  static bool IsPlain(const DirectScores& scores, const DirectView& seen) {
+    return seen.bias.data == nullptr && seen.alibi_slope == 0.0 &&
+           scores.softcap == 0.0 && scores.scale > 0.0 &&
+           seen.keys.begin == 0 && seen.keys.end == scores.keys &&
+           static_cast<size_t>(scores.keys) % hn::Lanes(D()) == 0;
+  }
+
+  // The scale, and exp(scores - shift) from products. The difference rounds
+  // once.
+  struct PlainScale {
+    explicit PlainScale(double factor)
+        : scale(static_cast<T>(factor)),
+          low(static_cast<T>(factor - static_cast<double>(scale))) {}
+
+    HWY_INLINE V Score(D d, V product) const {
+      return hn::MulAdd(product, hn::Set(d, scale),
+                        hn::Mul(product, hn::Set(d, low)));
+    }
+    HWY_INLINE V Probability(D d, V product, V shift) const {
+      return Exp(d, hn::MulAdd(product, hn::Set(d, scale),
+                               hn::MulSub(product, hn::Set(d, low), shift)));
+    }
+
+    T scale, low;
+  };
+
+  // The greatest score of a plain row: that of the greatest product.
+  static T PlainMax(const DirectScores& scores, const T* p) {
     const D d;
-    const size_t lanes = hn::Lanes(d);
-    const size_t keys = static_cast<size_t>(scores.keys);
-    const RowScores row(scores, scores.views[r]);
-    T* const p = Row(scores.products, r);
     V most = hn::Set(d, kHidden);
-    for (size_t k = 0; k < keys; k += lanes) {
+    for (size_t k = 0; k < static_cast<size_t>(scores.keys);
+         k += hn::Lanes(d)) {
+      most = hn::Max(hn::Load(d, p + k), most);
+    }
+    const V all = hn::MaxOfLanes(d, most);
+    return hn::GetLane(PlainScale(scores.scale).Score(d, all));
+  }
+
+  // From products to scores, kHidden where the row sees none; their maximum.
+  static T ScoreRow(const DirectScores& scores, int64_t r, T* p) {
+    const D d;
+    const RowScores row(scores, scores.views[r]);
+    V most = hn::Set(d, kHidden);
+    for (size_t k = 0; k < static_cast<size_t>(scores.keys);
+         k += hn::Lanes(d)) {
       M visible;
       V unused;
       const V score = row.At(d, hn::Load(d, p + k), k, visible, unused);
@@ -144,8 +182,37 @@ struct DirectScorePass {
       most = hn::Max(seen, most);
       hn::Store(seen, d, p + k);
     }
+    return hn::GetLane(hn::MaxOfLanes(d, most));
+  }
+
+  // Replaces the vectors of a row by what body makes of them; their sum.
+  template <class Body>
+  static HWY_INLINE T ReplaceRow(const DirectScores& scores, T* p,
+                                 const Body& body) {
+    const D d;
+    V sum = hn::Zero(d);
+    for (size_t k = 0; k < static_cast<size_t>(scores.keys);
+         k += hn::Lanes(d)) {
+      const V x = body(hn::Load(d, p + k));
+      sum = hn::Add(sum, x);
+      hn::Store(x, d, p + k);
+    }
+    return hn::GetLane(hn::SumOfLanes(d, sum));
+  }
+
+  static void ForwardRow(const DirectScores& scores, int64_t r, T* row_max,
+                         T* row_sum, const DirectRows& out) {
+    const D d;
+    const size_t lanes = hn::Lanes(d);
+    const size_t keys = static_cast<size_t>(scores.keys);
+    T* const p = Row(scores.products, r);
+    T most = kHidden;
+    if (IsPlain(scores, scores.views[r])) most = PlainMax(scores, p);
+    // An infinite maximum, or NaN, may be all that is left of many scores.
+    const bool plain = std::abs(most) < -kHidden;
+    if (!plain) most = ScoreRow(scores, r, p);
     const T before = row_max[r];
-    const T max = std::fmax(before, hn::GetLane(hn::MaxOfLanes(d, most)));
+    const T max = std::fmax(before, most);
     if (max == kHidden) {
       // A NaN is no maximum: what is not hidden here is one.
       for (size_t k = 0; k < keys; ++k) {
@@ -154,11 +221,16 @@ struct DirectScorePass {
       }
       return;
     }
-    V sum = hn::Zero(d);
-    for (size_t k = 0; k < keys; k += lanes) {
-      const V x = Exp(d, hn::Sub(hn::Load(d, p + k), hn::Set(d, max)));
-      sum = hn::Add(sum, x);
-      hn::Store(x, d, p + k);
+    const V shift = hn::Set(d, max);
+    T sum;
+    if (plain) {
+      const PlainScale scale(scores.scale);
+      sum = ReplaceRow(scores, p, [&](V x) HWY_ATTR {
+        return scale.Probability(d, x, shift);
+      });
+    } else {
+      sum = ReplaceRow(scores, p,
+                       [&](V x) HWY_ATTR { return Exp(d, hn::Sub(x, shift)); });
     }
     T shrink = T(1);
     if (max != before) {
@@ -169,7 +241,7 @@ struct DirectScorePass {
       }
       row_max[r] = max;
     }
-    row_sum[r] = row_sum[r] * shrink + hn::GetLane(hn::SumOfLanes(d, sum));
+    row_sum[r] = row_sum[r] * shrink + sum;
     if (scores.views[r].keep != nullptr) {
       Keep(scores.views[r].keep, keys, T(1), p);
     }
@@ -188,22 +260,32 @@ struct DirectScorePass {
     const D d;
     const size_t lanes = hn::Lanes(d);
     const size_t keys = static_cast<size_t>(scores.keys);
-    const RowScores row(scores, scores.views[r]);
     const uint8_t* const keep = scores.views[r].keep;
     T* const p = Row(scores.products, r);
     T* const dp = Row(dps, r);
     if (keep != nullptr) Keep(keep, keys, dropout_scale, dp);
-    for (size_t k = 0; k < keys; k += lanes) {
-      M visible;
-      V softcap_slope = hn::Set(d, T(1));
-      const V score = row.At(d, hn::Load(d, p + k), k, visible, softcap_slope);
-      const V x =
-          hn::IfThenElseZero(visible, Exp(d, hn::Sub(score, hn::Set(d, lse))));
-      hn::Store(x, d, p + k);
-      const V ds =
-          hn::Mul(x, hn::Mul(hn::Sub(hn::Load(d, dp + k), hn::Set(d, delta)),
-                             softcap_slope));
-      hn::Store(hn::IfThenElseZero(visible, ds), d, dp + k);
+    const auto gradient = [&](size_t k) HWY_ATTR {
+      return hn::Sub(hn::Load(d, dp + k), hn::Set(d, delta));
+    };
+    if (IsPlain(scores, scores.views[r]) && std::abs(lse) < -kHidden) {
+      const PlainScale scale(scores.scale);
+      for (size_t k = 0; k < keys; k += lanes) {
+        const V x = scale.Probability(d, hn::Load(d, p + k), hn::Set(d, lse));
+        hn::Store(x, d, p + k);
+        hn::Store(hn::Mul(x, gradient(k)), d, dp + k);
+      }
+    } else {
+      const RowScores row(scores, scores.views[r]);
+      for (size_t k = 0; k < keys; k += lanes) {
+        M visible;
+        V slope = hn::Set(d, T(1));
+        const V score = row.At(d, hn::Load(d, p + k), k, visible, slope);
+        const V x = hn::IfThenElseZero(visible,
+                                       Exp(d, hn::Sub(score, hn::Set(d, lse))));
+        hn::Store(x, d, p + k);
+        const V ds = hn::Mul(x, hn::Mul(gradient(k), slope));
+        hn::Store(hn::IfThenElseZero(visible, ds), d, dp + k);
+      }
     }
     if (keep != nullptr) Keep(keep, keys, dropout_scale, p);
   }
