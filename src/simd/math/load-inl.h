@@ -47,12 +47,14 @@ template <class D, IfLaneBytes<D, 4> = 0>
 HWY_INLINE hn::Vec<D> LoadWide(D d, StoredF32, const float* p) {
   return hn::LoadU(d, p);
 }
+template <class D>
+HWY_INLINE hn::Vec<D> PromoteBf16(D d, hn::Vec<hn::Rebind<uint16_t, D>> v) {
+  const hn::RebindToUnsigned<D> du;
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, v)));
+}
 template <class D, IfLaneBytes<D, 4> = 0>
 HWY_INLINE hn::Vec<D> LoadWide(D d, StoredBF16, const uint16_t* p) {
-  const hn::Rebind<uint16_t, D> d16;
-  const hn::RebindToUnsigned<D> du;
-  return hn::BitCast(d,
-                     hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, p))));
+  return PromoteBf16(d, hn::LoadU(hn::Rebind<uint16_t, D>(), p));
 }
 template <class D, IfLaneBytes<D, 4> = 0>
 HWY_INLINE hn::Vec<D> LoadWide(D d, StoredF16, const uint16_t* p) {
@@ -78,13 +80,32 @@ HWY_INLINE hn::Vec<D> LoadWide(D d, Stored tag,
   return hn::PromoteTo(d, LoadWide(d32, tag, p));
 }
 
+// Whether masked loads of elements of so many bytes, and masked stores, leave
+// alone what the mask leaves out. Stores by AVX2, which would, are not used:
+// they are many micro-operations on AMD.
+template <size_t kBytes>
+inline constexpr bool kMasksLoads =
+    HWY_TARGET <= (kBytes < 4 ? HWY_AVX3 : HWY_AVX2) && HWY_ARCH_X86;
+inline constexpr bool kMasksStores = HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3;
+
 // The first `count` < Lanes(d) elements, zeros behind them; reads no byte past
-// them.
+// them. Masked, since a load from a buffer waits until the narrower stores that
+// filled it have left for the cache.
 template <class D, class Stored>
 HWY_INLINE hn::Vec<D> LoadWideTail(D d, Stored tag,
                                    const typename Stored::Type* p,
                                    size_t count) {
-  HWY_ALIGN typename Stored::Type buffer[HWY_MAX_BYTES / 2] = {};
+  using Type = typename Stored::Type;
+  if constexpr (kMasksLoads<sizeof(Type)>) {
+    if constexpr (std::is_same_v<Type, hn::TFromD<D>>) {
+      return hn::MaskedLoad(hn::FirstN(d, count), d, p);
+    } else if constexpr (std::is_same_v<Stored, StoredBF16> &&
+                         sizeof(hn::TFromD<D>) == 4) {
+      const hn::Rebind<uint16_t, D> d16;
+      return PromoteBf16(d, hn::MaskedLoad(hn::FirstN(d16, count), d16, p));
+    }
+  }
+  HWY_ALIGN Type buffer[HWY_MAX_BYTES / 2] = {};
   memcpy(buffer, p, count * sizeof(buffer[0]));
   return LoadWide(d, tag, buffer);
 }

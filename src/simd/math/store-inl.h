@@ -84,7 +84,18 @@ HWY_INLINE void StoreNarrow(D d, Stored, hn::Vec<D> v, uint16_t* p) {
 template <class D, class Stored>
 HWY_INLINE void StoreNarrowTail(D d, Stored tag, hn::Vec<D> v,
                                 typename Stored::Type* p, size_t count) {
-  HWY_ALIGN typename Stored::Type buffer[HWY_MAX_BYTES / 2];
+  using Type = typename Stored::Type;
+  if constexpr (kMasksStores) {
+    if constexpr (std::is_same_v<Type, hn::TFromD<D>>) {
+      return hn::BlendedStore(v, hn::FirstN(d, count), d, p);
+    } else if constexpr (std::is_same_v<Stored, StoredBF16> &&
+                         sizeof(hn::TFromD<D>) == 4) {
+      const hn::Rebind<uint16_t, D> d16;
+      return hn::BlendedStore(NarrowToBf16(d, v), hn::FirstN(d16, count), d16,
+                              p);
+    }
+  }
+  HWY_ALIGN Type buffer[HWY_MAX_BYTES / 2];
   StoreNarrow(d, tag, v, buffer);
   memcpy(p, buffer, count * sizeof(buffer[0]));
 }

@@ -17,6 +17,7 @@ template <typename T>
 struct RowFunctions {
   using D = hn::ScalableTag<T>;
   using V = hn::Vec<D>;
+  using Own = std::conditional_t<sizeof(T) == 8, StoredF64, StoredF32>;
 
   template <class Stored>
   static HWY_INLINE V LoadSome(D d, Stored tag, const typename Stored::Type* p,
@@ -86,7 +87,6 @@ struct RowFunctions {
     const D d;
     const size_t lanes = hn::Lanes(d);
     const size_t columns = static_cast<size_t>(depth);
-    HWY_ALIGN T tail[HWY_MAX_BYTES / sizeof(T)] = {};
     for (int64_t r = 0; r < count; ++r) {
       const T* in = rows + r * row_stride;
       auto* to = static_cast<typename Stored::Type*>(out.data) + r * out.stride;
@@ -100,8 +100,7 @@ struct RowFunctions {
           if (add) v = hn::Add(v, LoadWide(d, tag, to + i));
           StoreNarrow(d, tag, v, to + i);
         } else {
-          memcpy(tail, in + i, left * sizeof(T));
-          V v = hn::Mul(hn::Load(d, tail), scale);
+          V v = hn::Mul(LoadWideTail(d, Own(), in + i, left), scale);
           if (add) v = hn::Add(v, LoadWideTail(d, tag, to + i, left));
           StoreNarrowTail(d, tag, v, to + i, left);
         }
@@ -145,9 +144,8 @@ struct RowFunctions {
         hn::StoreU(LoadWide(d, tag, in + i), d, to + i);
       }
       if (i < depth) {
-        HWY_ALIGN T tail[HWY_MAX_BYTES / sizeof(T)];
-        hn::Store(LoadWideTail(d, tag, in + i, depth - i), d, tail);
-        memcpy(to + i, tail, (depth - i) * sizeof(T));
+        const V tail = LoadWideTail(d, tag, in + i, depth - i);
+        StoreNarrowTail(d, Own(), tail, to + i, depth - i);
       }
     });
   }
