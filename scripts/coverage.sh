@@ -30,7 +30,8 @@ bin=$(dirname "$(readlink -f "$(command -v clang)")")
 "$bin/llvm-profdata" merge -o "$build/tests.profdata" "$build"/profiles/*.profraw
 objects=()
 while read -r program; do
-  if readelf -SW "$program" 2>/dev/null | grep -q __llvm_covmap; then objects+=(${objects[0]+-object} "$program"); fi
+  # No pipe to grep -q: it ends early, and under pipefail a program would be left out now and then.
+  if [[ $(readelf -SW "$program" 2>/dev/null) == *__llvm_covmap* ]]; then objects+=(${objects[0]+-object} "$program"); fi
 done < <(find "$build/tests" "$build/tools" -type f -executable -not -path '*/installation/*')
 report=("${objects[@]}" -instr-profile="$build/tests.profdata" -ignore-filename-regex='(^|/)(bench|include|tests|tools)/')
 if [[ -n ${FA2_COVERAGE_SHOW:-} ]]; then
