@@ -64,9 +64,8 @@ void PackV(const ForwardState& call, const ForwardWorker& worker,
 void AddNextHead(const ForwardState& call, const ForwardBatch& batch,
                  ReadAhead* ahead) {
   const Problem& problem = call.problem;
-  ahead->AddHead(
-      problem, batch.next, {&problem.q}, {&problem.k, &problem.v},
-      call.plan.keys_in_turn ? call.plan.blocks.keys : problem.most_keys());
+  ahead->AddHead(problem, batch.next, {&problem.q}, {&problem.k, &problem.v},
+                 call.plan.keys_ahead);
 }
 
 // With keys in turn: what is read after a block of keys is computed.

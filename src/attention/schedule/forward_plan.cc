@@ -141,6 +141,8 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
                   2 * plan->KeyBlocks(batch).size() * batch.kv_heads.size()});
   }
   if (plan->keys_in_turn) plan->largest_batch.k_rows = plan->blocks.keys;
+  plan->keys_ahead =
+      plan->keys_in_turn ? plan->blocks.keys : problem.most_keys();
   SortAlone(&plan->head_batches);
   if (plan->head_batches.alone) {
     steps = static_cast<int64_t>(plan->head_batches.list.size());
