@@ -8,7 +8,6 @@
 #ifndef FA2_SRC_SIMD_LANE_BF16_PAIRS_INL_H_
 #define FA2_SRC_SIMD_LANE_BF16_PAIRS_INL_H_
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -166,14 +165,8 @@ HWY_INLINE hn::Vec<D16> LoadBf16(D16 d16, const uint16_t* HWY_RESTRICT p,
                                  size_t count, bool finite_only,
                                  hn::Vec<D16>& greatest) {
   const auto exponent = hn::Set(d16, uint16_t{0x7F80});
-  hn::Vec<D16> x;
-  if (count >= hn::Lanes(d16)) {
-    x = hn::LoadU(d16, p);
-  } else {
-    HWY_ALIGN uint16_t tail[HWY_MAX_BYTES / sizeof(uint16_t)] = {};
-    std::copy_n(p, count, tail);
-    x = hn::Load(d16, tail);
-  }
+  const auto x =
+      count < hn::Lanes(d16) ? LoadTail(d16, p, count) : hn::LoadU(d16, p);
   const auto bits = hn::And(x, exponent);
   greatest = hn::Max(greatest, bits);
   return finite_only ? hn::IfThenZeroElse(hn::Eq(bits, exponent), x) : x;

@@ -91,23 +91,34 @@ inline constexpr bool kMasksStores = HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3;
 // The first `count` < Lanes(d) elements, zeros behind them; reads no byte past
 // them. Masked, since a load from a buffer waits until the narrower stores that
 // filled it have left for the cache.
+template <class D>
+HWY_INLINE hn::Vec<D> LoadTail(D d, const hn::TFromD<D>* p, size_t count) {
+  using T = hn::TFromD<D>;
+  if constexpr (kMasksLoads<sizeof(T)>) {
+    return hn::MaskedLoad(hn::FirstN(d, count), d, p);
+  } else {
+    HWY_ALIGN T buffer[HWY_MAX_BYTES / sizeof(T)] = {};
+    memcpy(buffer, p, count * sizeof(T));
+    return hn::Load(d, buffer);
+  }
+}
+
+// The same, widened.
 template <class D, class Stored>
 HWY_INLINE hn::Vec<D> LoadWideTail(D d, Stored tag,
                                    const typename Stored::Type* p,
                                    size_t count) {
   using Type = typename Stored::Type;
-  if constexpr (kMasksLoads<sizeof(Type)>) {
-    if constexpr (std::is_same_v<Type, hn::TFromD<D>>) {
-      return hn::MaskedLoad(hn::FirstN(d, count), d, p);
-    } else if constexpr (std::is_same_v<Stored, StoredBF16> &&
-                         sizeof(hn::TFromD<D>) == 4) {
-      const hn::Rebind<uint16_t, D> d16;
-      return PromoteBf16(d, hn::MaskedLoad(hn::FirstN(d16, count), d16, p));
-    }
+  if constexpr (std::is_same_v<Type, hn::TFromD<D>>) {
+    return LoadTail(d, p, count);
+  } else if constexpr (std::is_same_v<Stored, StoredBF16> &&
+                       sizeof(hn::TFromD<D>) == 4) {
+    return PromoteBf16(d, LoadTail(hn::Rebind<uint16_t, D>(), p, count));
+  } else {
+    HWY_ALIGN Type buffer[HWY_MAX_BYTES / 2] = {};
+    memcpy(buffer, p, count * sizeof(buffer[0]));
+    return LoadWide(d, tag, buffer);
   }
-  HWY_ALIGN Type buffer[HWY_MAX_BYTES / 2] = {};
-  memcpy(buffer, p, count * sizeof(buffer[0]));
-  return LoadWide(d, tag, buffer);
 }
 
 // Calls visit(tag) with the storage tag of any float dtype.
