@@ -241,9 +241,12 @@ struct Engine {
   // mask_stream too, and dropout_stream where DropoutBlock::by_lanes().
   bool streams_scores = false;
 
-  // Up to so many queries of a sequence, products with keys as they lie
-  // (direct/) are faster than packing them.
+  // Up to so many queries of a sequence, or so many rows of queries that share
+  // a head of keys, products with keys as they lie (direct/) are faster than
+  // packing them.
   int64_t direct_queries = 0;
+  int64_t direct_rows = 0;
+  int64_t direct_long_rows = 0;  // of rows against many keys
 
   // Block sizes that suit the caches; multiples of the panels.
   BlockSizes (*backward_blocks)(int64_t head_dim, int64_t value_dim);

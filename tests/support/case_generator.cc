@@ -50,13 +50,13 @@ void DrawShape(Random& r, bool large, AttentionCase* c) {
 
 // Runs of 64 keys, parts of 256, and tails of both.
 void DrawFewQueries(Random& r, AttentionCase* c) {
-  const std::vector<int64_t> keys = {0,   1,   3,   5,   63,  64,   65,
-                                     129, 255, 256, 257, 512, 1000, 1537};
+  const std::vector<int64_t> keys = {0,  1,   3,   5,   8,   16,  25,   63,  64,
+                                     65, 129, 255, 256, 257, 512, 1000, 1537};
   c->kv_heads = r.Integer(1, 3);
   const int64_t group = r.Pick<int64_t>({1, 1, 2, 4, 5, 8, 32});
   c->heads = c->kv_heads * group;
-  c->nq = r.Integer(1, group == 32 ? 4 : 10);
   c->nk = r.Pick(keys);
+  c->nq = r.Integer(1, group == 32 ? 4 : c->nk <= 25 || c->nk > 256 ? 24 : 12);
 }
 
 void DrawLayout(Random& r, AttentionCase* c) {

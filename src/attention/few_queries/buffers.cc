@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/attention/few_queries/buffers.h"
 
-#include "hwy/cache_control.h"
 #include "src/attention/tensors/row_buffers.h"
 
 namespace fa2::attention {
@@ -32,22 +31,8 @@ simd::Rows KeyRuns::Read(const TensorRows& at) const {
   return ContiguousRows(tensor_, at, gathered_);
 }
 
-void KeyRuns::Prefetch(const TensorRows& next) const {
-  if (next.count <= 0 || !HasContiguousRows(tensor_)) return;
-  constexpr int64_t kLine = 64;
-  const simd::Rows rows = RowsOf(tensor_, next);
-  const int64_t element = static_cast<int64_t>(SizeOf(rows.dtype));
-  int64_t stride = rows.stride * element;
-  int64_t bytes = rows.depth * element;
-  int64_t count = rows.rows;
-  if (stride == bytes) {
-    bytes *= count;
-    count = 1;
-  }
-  const char* row = static_cast<const char*>(rows.data);
-  for (; count > 0; --count, row += stride) {
-    for (int64_t i = 0; i < bytes; i += kLine) hwy::Prefetch(row + i);
-  }
+int64_t KeyRuns::Following(int64_t keys) const {
+  return HasContiguousRows(tensor_) ? keys : 0;
 }
 
 simd::Rows KeyRuns::Finite(const simd::DirectKernels& kernels,

@@ -61,8 +61,8 @@ class KeyRuns {
 
   // As they lie.
   simd::Rows Read(const TensorRows& at) const;
-  // What is read after a run, while that is computed.
-  void Prefetch(const TensorRows& next) const;
+  // How many of so many keys behind a run lie behind what Read gives.
+  int64_t Following(int64_t keys) const;
   // For sums: with zeros for NaN and infinity.
   simd::Rows Finite(const simd::DirectKernels& kernels, const simd::Rows& rows);
   // Whether some run had any of these.

@@ -163,17 +163,16 @@ void ProcessPart(const FewBackwardState& call, const FewQueriesItem& item,
     const simd::DirectRows p = FirstRows(scores.products, seeing);
     const simd::DirectRows ds = FirstRows(worker.dp, seeing);
     if (seeing > 0) {
-      const TensorRows next = NextRunOf(problem, item, keys, rows);
+      const int64_t after = KeysAfter(item, keys);
       const simd::Rows k = worker.k.Read(at);
-      worker.k.Prefetch(next);
-      kernels.multiply(FirstRows(worker.q.rows, rows), k, p);
-      worker.v.Prefetch(next);
+      kernels.multiply(FirstRows(worker.q.rows, rows), k,
+                       worker.k.Following(after), p);
       kernels.multiply(FirstRows(worker.dout.rows, rows), worker.v.Read(at),
-                       ds);
+                       worker.v.Following(after), ds);
       kernels.backward_scores(scores, worker.lse, worker.delta,
                               problem.dropout_scale, ds);
       if (args.dq.given()) {
-        kernels.combine(ds, worker.k.Finite(kernels, k), dq);
+        kernels.combine(ds, worker.k.Finite(kernels, k), /*following=*/0, dq);
       }
     }
     if (seeing > 0 && args.dalibi_slopes.given()) {

@@ -21,9 +21,11 @@ using threading::Team;
 
 // ---- Main loop.
 
+// With `any_values` V may hold NaN and infinity.
 template <typename T>
 void AttendToPart(const FewForwardState& call, const FewQueriesItem& item,
-                  const FewForwardRows& rows, FewForwardWorker& worker) {
+                  const FewForwardRows& rows, bool any_values,
+                  FewForwardWorker& worker) {
   const Problem& problem = call.problem;
   const simd::DirectKernels& kernels = call.buffers.kernels;
   ForQueryRows(problem, item, [&](const TensorRows& at, int64_t first) {
@@ -41,14 +43,30 @@ void AttendToPart(const FewForwardState& call, const FewQueriesItem& item,
         worker.views.Scores(item, keys, worker.products);
     if (scores.views == nullptr) return;
     const TensorRows at = KeyRowsOf(problem, item, keys);
-    const TensorRows next = NextRunOf(problem, item, keys, q.rows);
-    worker.k.Prefetch(next);
-    kernels.multiply(q, worker.k.Read(at), scores.products);
+    const int64_t after = KeysAfter(item, keys);
+    kernels.multiply(q, worker.k.Read(at), worker.k.Following(after),
+                     scores.products);
     kernels.forward_scores(scores, rows.max, rows.sum, rows.out);
-    worker.v.Prefetch(next);
-    kernels.combine(scores.products,
-                    worker.v.Finite(kernels, worker.v.Read(at)), rows.out);
+    simd::Rows v = worker.v.Read(at);
+    int64_t following = worker.v.Following(after);
+    if (any_values) {
+      v = worker.v.Finite(kernels, v);
+      following = 0;
+    }
+    kernels.combine(scores.products, v, following, rows.out);
   });
+}
+
+// Whether V was finite, if so many columns of a row of O are: NaN or infinity
+// in a run of keys makes its columns NaN or infinite in every row.
+template <typename T>
+bool IsFinite(const simd::DirectRows& out, int64_t columns) {
+  bool finite = true;
+  const T* const o = static_cast<const T*>(out.data);
+  for (int64_t c = 0; c < columns; ++c) {
+    finite &= std::abs(o[c]) <= std::numeric_limits<T>::max();
+  }
+  return finite;
 }
 
 // ---- Merge and store.
@@ -115,7 +133,10 @@ void ExecuteAs(FewForwardState& call, Team& team) {
   ForItems(plan, kv_heads, team, [&](const FewQueriesItem& item, int w) {
     FewForwardWorker& worker = buffers.workers[w];
     const FewForwardRows rows = buffers.Rows(item, worker);
-    AttendToPart<T>(call, item, rows, worker);
+    AttendToPart<T>(call, item, rows, /*any_values=*/false, worker);
+    if (!IsFinite<T>(rows.out, call.problem.value_dim)) {
+      AttendToPart<T>(call, item, rows, /*any_values=*/true, worker);
+    }
     if (item.whole()) StoreItem<T>(call, item, rows, worker);
   });
   MergeParts(

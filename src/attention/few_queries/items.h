@@ -50,15 +50,9 @@ inline TensorRows KeyRowsOf(const Problem& problem, const FewQueriesItem& item,
   return {s.batch, item.kv_head, s.k_begin + keys.begin, keys.size()};
 }
 
-// Rows of keys of the run after `keys`, with `rows` rows of queries: none after
-// the last, or where so few rows meet a key that reading is all there is to do.
-inline TensorRows NextRunOf(const Problem& problem, const FewQueriesItem& item,
-                            Interval keys, int64_t rows) {
-  const Interval next = {
-      keys.end,
-      rows > 2 ? std::min(keys.end + simd::kDirectKeys, item.part->keys.end)
-               : keys.end};
-  return KeyRowsOf(problem, item, next);
+// Keys of the item behind a run.
+inline int64_t KeysAfter(const FewQueriesItem& item, Interval keys) {
+  return item.part->keys.end - keys.end;
 }
 
 // Calls run(keys) for the runs of an item's keys.

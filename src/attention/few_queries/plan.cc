@@ -21,6 +21,15 @@ constexpr double kOperationsOfByte = 16.0;
 // of 256 floats are 128 KiB.
 constexpr int64_t kMostRows = 128;
 
+// Pairs of a row above Engine::direct_rows and a key up to which packing still
+// costs more: with bf16 on AMX 10 queries of 10 keys took a third of the time,
+// 16 of 16 as long.
+constexpr int64_t kFewPairs = 200;
+
+// Keys from which Engine::direct_long_rows holds: packing 197 keys for 16 rows
+// took as long as not to.
+constexpr int64_t kManyKeys = 256;
+
 int64_t MostQueries(const Problem& problem) {
   int64_t queries = 0;
   for (const Sequence& sequence : problem.sequences) {
@@ -34,8 +43,14 @@ int64_t MostQueries(const Problem& problem) {
 bool HasFewQueries(const Problem& problem, const simd::Engine& engine) {
   if (problem.blocks.given()) return false;
   const int64_t queries = MostQueries(problem);
-  return queries <= engine.direct_queries &&
-         queries * problem.group() <= kMostRows;
+  const int64_t rows = queries * problem.group();
+  if (rows > kMostRows) return false;
+  if (queries <= engine.direct_queries || rows <= engine.direct_rows) {
+    return true;
+  }
+  const int64_t keys = problem.most_keys();
+  return (rows - engine.direct_rows) * keys <= kFewPairs ||
+         (rows <= engine.direct_long_rows && keys >= kManyKeys);
 }
 
 void PlanFewQueries(const Problem& problem, bool all_keys, int threads,

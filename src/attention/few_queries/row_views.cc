@@ -33,7 +33,7 @@ bool RowViews::BiasShows(const FewQueriesItem& item, Interval keys) const {
 }
 
 simd::DirectScores RowViews::Scores(const FewQueriesItem& item, Interval keys,
-                                    simd::DirectRows products) const {
+                                    simd::DirectRows products) {
   simd::DirectScores scores;
   products.rows = RowsOf(problem_, item);
   scores.products = products;
@@ -44,11 +44,29 @@ simd::DirectScores RowViews::Scores(const FewQueriesItem& item, Interval keys,
   return scores;
 }
 
+bool RowViews::AreSame(const Sequence& sequence, Interval keys) const {
+  const AttentionOptions& options = problem_.options;
+  if (options.bias.given() || options.alibi_slopes.given() ||
+      keep_ != nullptr || sequence.nq() == 0) {
+    return false;
+  }
+  const auto sees_all = [&](int64_t query) {
+    const Interval seen = sequence.mask.Keys(query);
+    return seen.begin <= keys.begin && keys.end <= seen.end;
+  };
+  return sees_all(0) && sees_all(sequence.nq() - 1);
+}
+
 const simd::DirectView* RowViews::Views(const FewQueriesItem& item,
-                                        Interval keys) const {
+                                        Interval keys) {
   const int64_t sequence = item.part->sequence;
   const Sequence& s = problem_.sequences[sequence];
   const AttentionOptions& options = problem_.options;
+  const bool same = AreSame(s, keys);
+  const int64_t rows = s.nq() * problem_.group();
+  if (same && same_rows_ == rows && same_keys_ == keys.size()) return views_;
+  same_rows_ = same ? rows : 0;
+  same_keys_ = keys.size();
   bool any = false;
   for (int64_t g = 0; g < problem_.group(); ++g) {
     const int64_t head = item.kv_head * problem_.group() + g;

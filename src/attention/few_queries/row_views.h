@@ -23,18 +23,21 @@ class RowViews {
   // the sequence, are made of, with `products` to be computed. No views where
   // no row sees any of the keys.
   simd::DirectScores Scores(const FewQueriesItem& item, Interval keys,
-                            simd::DirectRows products) const;
+                            simd::DirectRows products);
 
  private:
   // The rows' views, or nullptr.
-  const simd::DirectView* Views(const FewQueriesItem& item,
-                                Interval keys) const;
+  const simd::DirectView* Views(const FewQueriesItem& item, Interval keys);
+  // Whether all rows see all of the keys and have no options.
+  bool AreSame(const Sequence& sequence, Interval keys) const;
   // Whether an array of bias shows any row a key.
   bool BiasShows(const FewQueriesItem& item, Interval keys) const;
 
   const Problem& problem_;
   const simd::StagingKernels& staging_;
   simd::DirectView* views_;
+  // Views that are the same are made once: so many rows of so many keys.
+  int64_t same_rows_ = 0, same_keys_ = 0;
   uint8_t* keep_ = nullptr;  // [row][key]
 };
 

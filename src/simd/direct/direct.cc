@@ -14,6 +14,12 @@ namespace fa2::simd {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+// The bits of the exponent, which what is not finite has all set.
+constexpr uint32_t ExponentBits(StoredF32) { return 0x7F800000; }
+constexpr uint64_t ExponentBits(StoredF64) { return 0x7FF0000000000000; }
+constexpr uint16_t ExponentBits(StoredBF16) { return 0x7F80; }
+constexpr uint16_t ExponentBits(StoredF16) { return 0x7C00; }
+
 template <typename T>
 struct DirectFunctions {
   using D = hn::ScalableTag<T>;
@@ -57,35 +63,33 @@ struct DirectFunctions {
     });
   }
 
-  static bool WidenFinite(const Rows& rows, DirectRows out) {
-    const D d;
-    // 0 times what is not finite is NaN. Four sums: one would wait for itself.
-    V sum0 = hn::Zero(d), sum1 = sum0, sum2 = sum0, sum3 = sum0;
-    WithStored<T>(rows.dtype, [&](auto tag) HWY_ATTR {
-      using Stored = decltype(tag);
-      const size_t lanes = hn::Lanes(d);
-      const auto* const data =
-          static_cast<const typename Stored::Type*>(rows.data);
-      const auto add = [&](size_t c, int64_t r, V& sum) HWY_ATTR {
-        const size_t left = static_cast<size_t>(rows.depth) - c;
-        const auto* const in = data + r * rows.stride + c;
-        const V v = left < lanes ? LoadWideTail(d, tag, in, left)
-                                 : LoadWide(d, tag, in);
-        sum = hn::MulAdd(v, hn::Zero(d), sum);
-      };
-      for (size_t c = 0; c < static_cast<size_t>(rows.depth); c += lanes) {
-        int64_t r = 0;
-        for (; r + 4 <= rows.rows; r += 4) {
-          add(c, r, sum0);
-          add(c, r + 1, sum1);
-          add(c, r + 2, sum2);
-          add(c, r + 3, sum3);
-        }
-        for (; r < rows.rows; ++r) add(c, r, sum0);
+  // Whether all elements are finite: their exponents are looked at in their own
+  // width, a whole vector of them at a time.
+  template <class Stored>
+  static bool AllFinite(const Rows& rows, Stored /*tag*/) {
+    using Bits = hwy::UnsignedFromSize<sizeof(typename Stored::Type)>;
+    const hn::ScalableTag<Bits> d;
+    const auto exponent = hn::Set(d, ExponentBits(Stored()));
+    const size_t lanes = hn::Lanes(d);
+    const size_t depth = static_cast<size_t>(rows.depth);
+    auto most = hn::Zero(d);
+    for (int64_t r = 0; r < rows.rows; ++r) {
+      const auto* in = static_cast<const Bits*>(rows.data) + r * rows.stride;
+      for (size_t c = 0; c < depth; c += lanes) {
+        const auto bits = depth - c < lanes ? LoadTail(d, in + c, depth - c)
+                                            : hn::LoadU(d, in + c);
+        most = hn::Max(most, hn::And(bits, exponent));
       }
-    });
-    const V sum = hn::Add(hn::Add(sum0, sum1), hn::Add(sum2, sum3));
-    if (hn::AllTrue(d, hn::Eq(sum, hn::Zero(d)))) return false;
+    }
+    return hn::AllTrue(d, hn::Lt(most, exponent));
+  }
+
+  static bool WidenFinite(const Rows& rows, DirectRows out) {
+    bool finite = false;
+    WithStored<T>(rows.dtype,
+                  [&](auto tag) HWY_ATTR { finite = AllFinite(rows, tag); });
+    if (finite) return false;
+    const D d;
     ForVectors(rows, out, [&](V v, int64_t r, size_t c) HWY_ATTR {
       const auto finite = hn::Lt(hn::Abs(v), hn::Inf(d));
       hn::Store(hn::IfThenElseZero(finite, v), d, At(out, r, c));

@@ -49,10 +49,13 @@ struct DirectScores {
 };
 
 struct DirectKernels {
-  // products[r][k] = x[r] * rows[k].
-  void (*multiply)(const DirectRows& x, const Rows& rows, DirectRows products);
+  // products[r][k] = x[r] * rows[k]. Of `following` rows that lie behind `rows`
+  // the next ones are prefetched.
+  void (*multiply)(const DirectRows& x, const Rows& rows, int64_t following,
+                   DirectRows products);
   // out[r] += sum over k of weights[r][k] rows[k].
-  void (*combine)(const DirectRows& weights, const Rows& rows, DirectRows out);
+  void (*combine)(const DirectRows& weights, const Rows& rows,
+                  int64_t following, DirectRows out);
   // out[k] = sum over r of weights[r][k] x[r], for `keys` keys and `depth`
   // columns.
   void (*spread)(const DirectRows& weights, int64_t keys, const DirectRows& x,

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "src/simd/direct/direct.h"
 #include "src/simd/math/load-inl.h"
@@ -103,14 +104,47 @@ struct DirectProducts {
     return static_cast<const typename Stored::Type*>(rows.data) +
            k * rows.stride;
   }
+  // Rows, from one that is read, of those that are prefetched: 2 KiB of 64
+  // bf16. On Emerald Rapids one query reads 32 heads of 8,192 keys at 18 GB/s
+  // with 16, at 11 without, which is what the hardware's prefetcher gives.
+  static constexpr int64_t kAhead = 16;
+  // Prefetches the line that begins at column c of row k + kAhead, if that is
+  // before `end`. Not a run's rows at once: they would wait for each other.
+  template <class Stored>
+  static HWY_INLINE void ReadAhead(const Rows& rows, int64_t k, size_t c,
+                                   int64_t end) {
+    if (k + kAhead < end && c * sizeof(typename Stored::Type) % 64 == 0) {
+      hwy::Prefetch(Row<Stored>(rows, k + kAhead) + c);
+    }
+  }
   static HWY_INLINE T* Row(const DirectRows& rows, int64_t r) {
     return static_cast<T*>(rows.data) + r * rows.stride;
   }
 
-  // Products of kRows rows of x with kKeys keys, 1 or 4.
-  template <int kRows, int kKeys, class Stored>
+  // Whether two vectors come from one load, its even elements and its odd ones:
+  // a shift and a mask, where to widen each half takes a shuffle more.
+  template <class Stored>
+  static constexpr bool kSplits = std::is_same_v<Stored, StoredBF16> &&
+                                  sizeof(T) == 4 &&
+                                  HWY_TARGET != HWY_SCALAR&& __BYTE_ORDER__
+                                      == __ORDER_LITTLE_ENDIAN__;
+  static HWY_INLINE void LoadSplit(const uint16_t* p, V& even, V& odd) {
+    const D d;
+    const hn::RebindToUnsigned<D> du;
+    const hn::Repartition<uint16_t, D> d16;
+    const auto both = hn::BitCast(du, hn::LoadU(d16, p));
+    even = hn::BitCast(d, hn::ShiftLeft<16>(both));
+    odd = hn::BitCast(
+        d, hn::And(both, hn::Set(du, static_cast<uint32_t>(0xFFFF0000))));
+  }
+
+  // Products of kRows rows of x with kKeys keys, 1 or 4. With kSplit the
+  // vectors of x are in LoadSplit's order, and there is an even number of them.
+  // Keys before `ahead` are prefetched.
+  template <int kRows, int kKeys, bool kSplit, class Stored>
   static HWY_INLINE void MultiplyBlock(Stored tag, const DirectRows& x,
                                        int64_t r, const Rows& rows, int64_t k,
+                                       int64_t ahead,
                                        const DirectRows& products) {
     const D d;
     const size_t lanes = hn::Lanes(d);
@@ -141,7 +175,25 @@ struct DirectProducts {
 #undef FA2_ROW
     };
     size_t c = 0;
+    if constexpr (kSplit) {
+      for (; c < depth; c += 2 * lanes) {
+        for (int j = 0; j < kKeys; ++j)
+          ReadAhead<Stored>(rows, k + j, c, ahead);
+        V even0, odd0;
+        LoadSplit(ks[0] + c, even0, odd0);
+        V even1 = even0, even2 = even0, even3 = even0;
+        V odd1 = odd0, odd2 = odd0, odd3 = odd0;
+        if constexpr (kKeys == 4) {
+          LoadSplit(ks[1] + c, even1, odd1);
+          LoadSplit(ks[2] + c, even2, odd2);
+          LoadSplit(ks[3] + c, even3, odd3);
+        }
+        step(c, even0, even1, even2, even3);
+        step(c + lanes, odd0, odd1, odd2, odd3);
+      }
+    }
     for (; c + lanes <= depth; c += lanes) {
+      for (int j = 0; j < kKeys; ++j) ReadAhead<Stored>(rows, k + j, c, ahead);
       const V k0 = LoadWide(d, tag, ks[0] + c);
       if constexpr (kKeys == 4) {
         step(c, k0, LoadWide(d, tag, ks[1] + c), LoadWide(d, tag, ks[2] + c),
@@ -177,44 +229,49 @@ struct DirectProducts {
 #undef FA2_ROW
   }
 
-  // Up to so many columns, of several rows of x, keys are better turned to lie
-  // along the lanes: sums of lanes take more than the products that they end.
-  static constexpr size_t kShallow = 32;
-  static HWY_INLINE bool IsShallow(const DirectRows& x, const Rows& rows) {
+  // For many rows of x, and for short keys, keys are better turned to lie along
+  // the lanes: the sums of lanes of a row take longer.
+  static HWY_INLINE bool IsTurned(const DirectRows& x, const Rows& rows) {
 #if HWY_TARGET == HWY_SCALAR || HWY_HAVE_SCALABLE
     (void)x, (void)rows;
     return false;
 #else
-    const size_t lanes = hn::Lanes(D());
-    return sizeof(T) == 4 && x.rows > 2 && lanes <= kShallow &&
-           rows.depth <= static_cast<int64_t>(std::min(kShallow, 2 * lanes));
+    return sizeof(T) == 4 && rows.depth > 0 &&
+           x.rows * static_cast<int64_t>(hn::Lanes(D())) > 2 * rows.depth;
 #endif
   }
 
+  // Columns that are turned at once: with the products they stay in L1.
+  static constexpr int64_t kTurned = 64;
+
+  // Products with `columns` columns of the keys from `first` on, added to those
+  // of the columns before. Of the keys behind them as many at most are
+  // prefetched.
   template <class Stored>
-  static HWY_INLINE void MultiplyShallow(Stored tag, const DirectRows& x,
-                                         const Rows& rows,
-                                         const DirectRows& products) {
+  static HWY_INLINE void MultiplyTurned(Stored tag, const DirectRows& x,
+                                        const Rows& rows, int64_t first,
+                                        int64_t columns, int64_t following,
+                                        const DirectRows& products) {
     const D d;
     const size_t lanes = hn::Lanes(d);
-    const size_t depth = static_cast<size_t>(rows.depth);
-    HWY_ALIGN T wide[kDirectKeys * kShallow];
-    HWY_ALIGN T across[kShallow * kDirectKeys];
-    const size_t columns = (depth + lanes - 1) / lanes * lanes;
+    HWY_ALIGN T wide[kDirectKeys * kTurned];
+    HWY_ALIGN T across[kTurned * kDirectKeys];
+    const size_t depth = static_cast<size_t>(columns);
+    const size_t padded = (depth + lanes - 1) / lanes * lanes;
     size_t keys = static_cast<size_t>(rows.rows);
     const T* in = wide;
-    int64_t stride = static_cast<int64_t>(columns);
+    int64_t stride = static_cast<int64_t>(padded);
     if constexpr (std::is_same_v<typename Stored::Type, T>) {
-      if (depth % lanes == 0 && keys % lanes == 0) {  // as they lie
-        in = Row<Stored>(rows, 0);
+      if (depth == padded && keys % lanes == 0) {  // as they lie
+        in = Row<Stored>(rows, 0) + first;
         stride = rows.stride;
       }
     }
     if (in == wide) {
       size_t k = 0;
       for (; k < keys; ++k) {
-        const auto* row = Row<Stored>(rows, static_cast<int64_t>(k));
-        T* const to = wide + k * columns;
+        const auto* row = Row<Stored>(rows, static_cast<int64_t>(k)) + first;
+        T* const to = wide + k * padded;
         size_t c = 0;
         for (; c + lanes <= depth; c += lanes) {
           hn::Store(LoadWide(d, tag, row + c), d, to + c);
@@ -224,47 +281,110 @@ struct DirectProducts {
         }
       }
       keys = (keys + lanes - 1) / lanes * lanes;
-      std::fill(wide + k * columns, wide + keys * columns, T(0));
+      std::fill(wide + k * padded, wide + keys * padded, T(0));
     }
     Transpose(in, stride, static_cast<int64_t>(keys),
-              static_cast<int64_t>(columns), across, kDirectKeys);
+              static_cast<int64_t>(padded), across, kDirectKeys);
     const auto weight = [&](int64_t r, int64_t n)
-                            HWY_ATTR { return Row(x, r)[n]; };
-    const auto load = [&](int64_t n, size_t c) HWY_ATTR {
-      return hn::Load(d, across + n * kDirectKeys + c);
-    };
+                            HWY_ATTR { return Row(x, r)[first + n]; };
+    const bool add = first > 0;
     ForRowBlocks(x.rows, [&](auto size, int64_t r) HWY_ATTR {
+      // With each column some of the next keys, unless they share a line.
+      const bool reads =
+          r == 0 && rows.stride * sizeof(typename Stored::Type) >= 64;
+      const int64_t ahead = reads ? std::min(following, rows.rows) : 0;
+      const auto load = [&](int64_t n, size_t c) HWY_ATTR {
+        if (c == 0) {
+          for (int64_t k = n; k < ahead; k += columns) {
+            const auto* next = Row<Stored>(rows, rows.rows + k) + first;
+            for (int64_t i = 0; i < columns; i += 64 / sizeof(*next)) {
+              hwy::Prefetch(next + i);
+            }
+          }
+        }
+        return hn::Load(d, across + n * kDirectKeys + c);
+      };
       size_t c = 0;
       for (; c + 4 * lanes <= keys; c += 4 * lanes) {
-        SumBlock<size(), 4>(rows.depth, weight, load, false, products, r, c);
+        SumBlock<size(), 4>(columns, weight, load, add, products, r, c);
       }
       for (; c < keys; c += lanes) {
-        SumBlock<size(), 1>(rows.depth, weight, load, false, products, r, c);
+        SumBlock<size(), 1>(columns, weight, load, add, products, r, c);
       }
     });
   }
 
-  static void Multiply(const DirectRows& x, const Rows& rows,
+  // kRows rows of x, put in LoadSplit's order once for all keys.
+  static constexpr int64_t kSplitDepth = 256;
+  template <int kRows, class Stored>
+  static HWY_INLINE void MultiplySplit(Stored tag, const DirectRows& x,
+                                       int64_t first, const Rows& rows,
+                                       int64_t ahead,
+                                       const DirectRows& products) {
+    const D d;
+    const size_t lanes = hn::Lanes(d);
+    HWY_ALIGN T split[kRows * kSplitDepth];
+    for (int i = 0; i < kRows; ++i) {
+      const T* const row = Row(x, first + i);
+      for (size_t c = 0; c < static_cast<size_t>(rows.depth); c += 2 * lanes) {
+        V even, odd;
+        hn::LoadInterleaved2(d, row + c, even, odd);
+        hn::Store(even, d, split + i * kSplitDepth + c);
+        hn::Store(odd, d, split + i * kSplitDepth + c + lanes);
+      }
+    }
+    const DirectRows of = {split, kSplitDepth, kRows};
+    const DirectRows to = {Row(products, first), products.stride, kRows};
+    int64_t k = 0;
+    for (; k + 4 <= rows.rows; k += 4) {
+      MultiplyBlock<kRows, 4, true>(tag, of, 0, rows, k, ahead, to);
+    }
+    for (; k < rows.rows; ++k) {
+      MultiplyBlock<kRows, 1, true>(tag, of, 0, rows, k, ahead, to);
+    }
+  }
+
+  static void Multiply(const DirectRows& x, const Rows& rows, int64_t following,
                        DirectRows products) {
+    const int64_t end = rows.rows + following;
     WithStored<T>(rows.dtype, [&](auto tag) HWY_ATTR {
-      if (IsShallow(x, rows)) return MultiplyShallow(tag, x, rows, products);
+      if (IsTurned(x, rows)) {
+        for (int64_t c = 0; c < rows.depth; c += kTurned) {
+          MultiplyTurned(tag, x, rows, c, std::min(kTurned, rows.depth - c),
+                         following, products);
+        }
+        return;
+      }
+      using Stored = decltype(tag);
+      if constexpr (kSplits<Stored>) {
+        if (rows.depth <= kSplitDepth &&
+            static_cast<size_t>(rows.depth) % (2 * hn::Lanes(D())) == 0) {
+          return ForRowBlocks(x.rows, [&](auto size, int64_t r) HWY_ATTR {
+            MultiplySplit<size()>(tag, x, r, rows, r == 0 ? end : 0, products);
+          });
+        }
+      }
       int64_t k = 0;
       for (; k + 4 <= rows.rows; k += 4) {
         ForRowBlocks(x.rows, [&](auto size, int64_t r) HWY_ATTR {
-          MultiplyBlock<size(), 4>(tag, x, r, rows, k, products);
+          MultiplyBlock<size(), 4, false>(tag, x, r, rows, k, r == 0 ? end : 0,
+                                          products);
         });
       }
       for (; k < rows.rows; ++k) {
         ForRowBlocks(x.rows, [&](auto size, int64_t r) HWY_ATTR {
-          MultiplyBlock<size(), 1>(tag, x, r, rows, k, products);
+          MultiplyBlock<size(), 1, false>(tag, x, r, rows, k, r == 0 ? end : 0,
+                                          products);
         });
       }
     });
   }
 
   // out[r + i][c ...] = (add ? out : 0) + sum over n of w(i, n) load(n, c), for
-  // kRows rows and kVectors vectors of columns.
-  template <int kRows, int kVectors, class Weight, class LoadAt>
+  // kRows rows and kVectors vectors of columns, 1 or 4. With kSplit `load`
+  // gives two vectors, the even and the odd columns of twice as many.
+  template <int kRows, int kVectors, bool kSplit = false, class Weight,
+            class LoadAt>
   static HWY_INLINE void SumBlock(int64_t count, const Weight& weight,
                                   const LoadAt& load, bool add,
                                   const DirectRows& out, int64_t r, size_t c) {
@@ -297,9 +417,14 @@ struct DirectProducts {
       }
     }
     for (; n < count; ++n) {
-      const V v0 = load(n, c);
-      V v1 = v0, v2 = v0, v3 = v0;
-      if constexpr (kVectors == 4) {
+      V v0, v1, v2, v3;
+      if constexpr (kSplit) {
+        load(n, c, v0, v1);
+        load(n, c + 2 * lanes, v2, v3);
+      } else {
+        v0 = v1 = v2 = v3 = load(n, c);
+      }
+      if constexpr (kVectors == 4 && !kSplit) {
         v1 = load(n, c + lanes);
         v2 = load(n, c + 2 * lanes);
         v3 = load(n, c + 3 * lanes);
@@ -334,6 +459,28 @@ struct DirectProducts {
     const auto store = [&](V sum, T* p) HWY_ATTR {
       hn::Store(add ? hn::Add(sum, hn::Load(d, p)) : sum, d, p);
     };
+    const auto store_split = [&](V even, V odd, T* p) HWY_ATTR {
+      if (add) {
+        V even_before, odd_before;
+        hn::LoadInterleaved2(d, p, even_before, odd_before);
+        even = hn::Add(even, even_before);
+        odd = hn::Add(odd, odd_before);
+      }
+      hn::StoreInterleaved2(even, odd, d, p);
+    };
+    if constexpr (kSplit) {
+#define FA2_ROW(i)                                    \
+  if constexpr (kRows > i) {                          \
+    store_split(s##i##0, s##i##1, to[i]);             \
+    store_split(s##i##2, s##i##3, to[i] + 2 * lanes); \
+  }
+      FA2_ROW(0)
+      FA2_ROW(1)
+      FA2_ROW(2)
+      FA2_ROW(3)
+#undef FA2_ROW
+      return;
+    }
 #define FA2_ROW(i)                       \
   if constexpr (kRows > i) {             \
     store(s##i##0, to[i]);               \
@@ -351,7 +498,7 @@ struct DirectProducts {
   }
 
   static void Combine(const DirectRows& weights, const Rows& rows,
-                      DirectRows out) {
+                      int64_t following, DirectRows out) {
     const D d;
     const size_t lanes = hn::Lanes(d);
     const size_t depth = static_cast<size_t>(rows.depth);
@@ -359,13 +506,27 @@ struct DirectProducts {
                             HWY_ATTR { return Row(weights, r)[n]; };
     WithStored<T>(rows.dtype, [&](auto tag) HWY_ATTR {
       using Stored = decltype(tag);
-      const auto whole = [&](int64_t n, size_t c) HWY_ATTR {
-        return LoadWide(d, tag, Row<Stored>(rows, n) + c);
-      };
       ForRowBlocks(weights.rows, [&](auto size, int64_t r) HWY_ATTR {
+        const int64_t ahead = r == 0 ? rows.rows + following : 0;
+        const auto whole = [&](int64_t n, size_t c) HWY_ATTR {
+          ReadAhead<Stored>(rows, n, c, ahead);
+          return LoadWide(d, tag, Row<Stored>(rows, n) + c);
+        };
+        [[maybe_unused]] const auto split = [&](int64_t n, size_t c, V& even,
+                                                V& odd) HWY_ATTR {
+          if constexpr (kSplits<Stored>) {
+            ReadAhead<Stored>(rows, n, c, ahead);
+            LoadSplit(Row<Stored>(rows, n) + c, even, odd);
+          }
+        };
         size_t c = 0;
         for (; c + 4 * lanes <= depth; c += 4 * lanes) {
-          SumBlock<size(), 4>(rows.rows, weight, whole, true, out, r, c);
+          if constexpr (kSplits<Stored>) {
+            SumBlock<size(), 4, true>(rows.rows, weight, split, true, out, r,
+                                      c);
+          } else {
+            SumBlock<size(), 4>(rows.rows, weight, whole, true, out, r, c);
+          }
         }
         for (; c + lanes <= depth; c += lanes) {
           SumBlock<size(), 1>(rows.rows, weight, whole, true, out, r, c);
