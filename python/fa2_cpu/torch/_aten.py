@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional
 import torch
 from torch import Tensor
 
-from fa2_cpu.torch import _aten_efficient, _aten_flash, _sdpa
+from fa2_cpu.torch import _aten_efficient, _aten_flash, _plain, _sdpa
 
 
 def _sdpa_kernel(
@@ -24,8 +24,11 @@ def _sdpa_kernel(
     enable_gqa: bool = False,
 ) -> Tensor:
     """fa2, or PyTorch where it is asked for, where only it has a rule, and to explain what is wrong."""
+    fused = torch.backends.cuda.flash_sdp_enabled()  # False inside sdpa_kernel(SDPBackend.MATH)
+    if fused and _plain.takes(query, key, value, attn_mask, dropout_p, scale, enable_gqa):
+        return _plain.attention(query, key, value, is_causal, scale)
     pytorch = (
-        not torch.backends.cuda.flash_sdp_enabled()  # False inside sdpa_kernel(SDPBackend.MATH)
+        not fused
         or _sdpa.refusal(query, key, value, attn_mask, is_causal) is not None
         or min(query.dim(), key.dim(), value.dim()) < 3
         or torch._C._are_functorch_transforms_active()

@@ -22,8 +22,18 @@ from fa2_cpu.torch._tensors import FLOATS, descriptor, unwatched
 _EXCHANGED = _core.use_tensor_exchange(Tensor)
 
 
-def takes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:
-    """Whether attention() is for these: dense 4-D CPU tensors that fit, and nobody watches the operators of the call."""
+def takes(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Optional[Tensor],
+    dropout_p: float,
+    scale: Optional[float],
+    enable_gqa: bool,
+) -> bool:
+    """Whether attention() is for these: no mask, no dropout, dense 4-D CPU tensors that fit, no operators watched."""
+    if attn_mask is not None or dropout_p != 0.0 or not (scale is None or type(scale) is float):
+        return False
     if query is None or key is None or value is None:
         return False
     if not unwatched((query, key, value)) or torch.is_autocast_enabled("cpu"):

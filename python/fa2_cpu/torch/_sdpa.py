@@ -49,9 +49,8 @@ def scaled_dot_product_attention(
       >>> out = fa2_cpu.torch.scaled_dot_product_attention(q, k, v, is_causal=True)
       >>> torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
     """
-    if attn_mask is None and dropout_p == 0.0 and (scale is None or type(scale) is float):
-        if _plain.takes(query, key, value, enable_gqa):
-            return _plain.attention(query, key, value, bool(is_causal), scale)
+    if _plain.takes(query, key, value, attn_mask, dropout_p, scale, enable_gqa):
+        return _plain.attention(query, key, value, bool(is_causal), scale)
     problem = refusal(query, key, value, attn_mask, is_causal)
     if problem is not None:
         raise problem
