@@ -304,7 +304,10 @@ TEST(Verify, OptionsThatMeanNothing) {
         << words[0] << " " << words[1] << ": " << result.error;
   }
   EXPECT_TRUE(IsUsageError(RunFa2({}), "subcommand"));
-  EXPECT_TRUE(IsUsageError(RunFa2({"judge"}), "fa2"));
+  EXPECT_TRUE(IsUsageError(RunFa2({}), "verify"));
+  EXPECT_TRUE(IsUsageError(RunFa2({"judge"}), "judge"));
+  EXPECT_TRUE(IsUsageError(RunFa2({"judge"}), "verify"));
+  EXPECT_TRUE(IsUsageError(RunFa2({"--judge", "x"}), "--judge"));
   EXPECT_TRUE(IsUsageError(Verify({}), "FILE"));
   EXPECT_TRUE(
       IsUsageError(Verify({good, "--json", TestPath("no/such/folder.json")}),

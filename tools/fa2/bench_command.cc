@@ -87,6 +87,10 @@ std::vector<AttentionCase> Cases(const Arguments& a) {
   return cases;
 }
 
+std::string Threads(int n) {
+  return fmt::format("{} {}", n, n == 1 ? "thread" : "threads");
+}
+
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const size_t n = values.size();
@@ -188,13 +192,14 @@ int Run(const Arguments& a) {
   if (!a.quiet) {
     fmt::print("{}, fa2 {} {}\n", CpuName(), FA2_VERSION, FA2_REVISION);
     for (const Json& p : root["machine"]["peaks"]) {
-      fmt::print("  {:<9} {:>9.1f} GFLOP/s on {} threads\n",
+      fmt::print("  {:<9} {:>9.1f} GFLOP/s on {}\n",
                  p["unit"].get<std::string>(), p["gflops"].get<double>(),
-                 p["threads"].get<int>());
+                 Threads(p["threads"].get<int>()));
     }
     for (const Json& m : root["machine"]["memory"]) {
-      fmt::print("  memory    {:>9.1f} GB/s on {} threads\n",
-                 m["triad_gbps"].get<double>(), m["threads"].get<int>());
+      fmt::print("  memory    {:>9.1f} GB/s on {}\n",
+                 m["triad_gbps"].get<double>(),
+                 Threads(m["threads"].get<int>()));
     }
     fmt::print("{:<44} {:>9} {:>7} {:>7}\n", "case", "GFLOP/s", "peak",
                "limit");

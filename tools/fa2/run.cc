@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <exception>
 #include <fstream>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "src/verify/cases/error.h"
@@ -32,10 +34,29 @@ std::string OneLine(std::string text) {
   return text;
 }
 
+// What is wrong with a command line. Where no command is named CLI11 says so
+// without the word that stands in its place.
+std::string Explain(const CLI::App& app, const CLI::ParseError& error) {
+  if (!app.get_subcommands().empty() || error.get_name() != "RequiredError") {
+    return error.what();
+  }
+  std::string names;
+  for (const CLI::App* command : app.get_subcommands({})) {
+    names += (names.empty() ? "" : ", ") + command->get_name();
+  }
+  const std::vector<std::string> rest = app.remaining();
+  return rest.empty()
+             ? fmt::format("a subcommand is required, one of {}", names)
+             : fmt::format("there is no subcommand {}; it must be one of {}",
+                           rest.front(), names);
+}
+
 }  // namespace
 
 int RunCommand(int argc, const char* const* argv) {
-  CLI::App app("FlashAttention-2 on CPUs: check a kernel's gradients", "fa2");
+  CLI::App app(
+      "FlashAttention-2 on CPUs: check a kernel's gradients, measure fa2",
+      "fa2");
   app.set_version_flag("--version", FA2_VERSION);
   app.require_subcommand(1);
   std::vector<std::pair<CLI::App*, Command>> commands;
@@ -55,7 +76,7 @@ int RunCommand(int argc, const char* const* argv) {
   } catch (const CLI::Success& success) {  // --help, --version
     return app.exit(success);
   } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "fa2: {}\n", OneLine(error.what()));
+    fmt::print(stderr, "fa2: {}\n", OneLine(Explain(app, error)));
     return kUsage;
   }
   try {
