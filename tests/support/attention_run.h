@@ -10,6 +10,7 @@
 
 #include "fa2/context.h"
 #include "tests/support/attention_case.h"
+#include "tests/support/attention_check.h"
 
 namespace fa2::test {
 
@@ -17,6 +18,10 @@ namespace fa2::test {
 // lists what is wrong: a status, an output past its bound, a byte written
 // outside of the outputs, an input changed, bits that differ between contexts.
 // Inputs remember their contents meanwhile, so they are one caller's at a time.
+std::vector<std::string> CheckAttention(const AttentionCase& c,
+                                        const AttentionInputs& inputs,
+                                        const ExpectedOutputs& expected,
+                                        const std::vector<Context*>& contexts);
 std::vector<std::string> CheckAttention(const AttentionCase& c,
                                         const AttentionInputs& inputs,
                                         const std::vector<Context*>& contexts);

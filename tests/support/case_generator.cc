@@ -161,6 +161,43 @@ void DrawBlockMask(Random& r, const CaseOptions& options, AttentionCase* c) {
   c->block_bits = r.Chance(0.7);
 }
 
+int64_t Work(const AttentionCase& c) {
+  int64_t pairs = c.batch * c.nq * c.nk;
+  if (c.varlen()) {
+    pairs = 0;
+    for (size_t n = 0; n < c.lengths_q.size(); ++n) {
+      pairs += c.lengths_q[n] * c.lengths_k[n];
+    }
+  }
+  return pairs * c.heads * (c.head_dim + c.value_dim + 64);
+}
+
+// Takes away first what repeats: batch elements, groups of heads, heads of a
+// group; rows last.
+void Bound(int64_t most, AttentionCase* c) {
+  while (Work(*c) > most) {
+    const int64_t group = c->heads / c->kv_heads;
+    if (c->varlen() && c->lengths_q.size() > 1) {
+      c->lengths_q.pop_back();
+      c->lengths_k.pop_back();
+    } else if (!c->varlen() && c->batch > 1) {
+      --c->batch;
+    } else if (c->kv_heads > 1) {
+      --c->kv_heads;
+      c->heads = c->kv_heads * group;
+    } else if (c->heads > 1) {
+      --c->heads;
+    } else {
+      int64_t& nq = c->varlen() ? c->lengths_q[0] : c->nq;
+      int64_t& nk = c->varlen() ? c->lengths_k[0] : c->nk;
+      const bool both = nq == nk;  // as packed ones must stay
+      int64_t& longer = nq > nk ? nq : nk;
+      longer -= (longer + 7) / 8;
+      if (both) nq = nk;
+    }
+  }
+}
+
 }  // namespace
 
 AttentionCase RandomCase(uint64_t seed, const CaseOptions& options) {
@@ -196,6 +233,7 @@ AttentionCase RandomCase(Random& r, const CaseOptions& options) {
   if (options.short_heads && c.bias.has_value() && r.Chance(0.5)) {
     c.bias_broadcast = {true, false, false, false};
   }
+  if (options.most_work.has_value()) Bound(*options.most_work, &c);
   return c;
 }
 

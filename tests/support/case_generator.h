@@ -4,6 +4,9 @@
 #ifndef FA2_TESTS_SUPPORT_CASE_GENERATOR_H_
 #define FA2_TESTS_SUPPORT_CASE_GENERATOR_H_
 
+#include <cstdint>
+#include <optional>
+
 #include "tests/support/attention_case.h"
 #include "tests/support/random.h"
 
@@ -22,6 +25,10 @@ struct CaseOptions {
   // At most ten queries against up to some thousand keys: what decoding and
   // cross attention to latents have.
   bool few_queries = false;
+  // What the case may cost at most, in scores times (head dim + value dim + 64,
+  // about what a score itself costs the oracle): sequences or batch elements,
+  // heads and rows are taken away until it does.
+  std::optional<int64_t> most_work;
 };
 
 // The same seed gives the same case.

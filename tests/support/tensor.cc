@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "src/reference/tensor_access.h"
-
 namespace fa2::test {
 namespace {
 
@@ -109,10 +107,6 @@ std::vector<Tensor> MakePacked(DType dtype, int64_t batch,
     first += h;
   }
   return tensors;
-}
-
-double Get(const ConstTensorView& view, const Sizes& index) {
-  return reference::LoadAt(view.data, view.dtype, Offset(view, index));
 }
 
 void Set(const TensorView& view, const Sizes& index, double value) {

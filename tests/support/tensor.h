@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fa2/types.h"
+#include "src/reference/tensor_access.h"
 #include "tests/support/buffer.h"
 #include "tests/support/random.h"
 
@@ -52,8 +53,13 @@ std::vector<Tensor> MakePacked(DType dtype, int64_t batch,
                                const std::vector<int64_t>& heads, int64_t rows,
                                int64_t depth);
 
-// Element by logical index; sizes of 1 do not broadcast.
-double Get(const ConstTensorView& view, const Sizes& index);
+// Element by logical index; sizes of 1 do not broadcast. Inline: checks read
+// every element of every result.
+inline double Get(const ConstTensorView& view, const Sizes& index) {
+  int64_t offset = 0;
+  for (size_t i = 0; i < 4; ++i) offset += index[i] * view.strides[i];
+  return reference::LoadAt(view.data, view.dtype, offset);
+}
 void Set(const TensorView& view, const Sizes& index, double value);
 
 // Normal numbers, rounded to the dtype.
