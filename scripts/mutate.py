@@ -5,7 +5,9 @@
     scripts/mutate.py [--count N] [--seed N] [--folders A,B] [--build DIR] [--list] [FILE:LINE...]
 
 Each mutant is built and its suites run (few cases, AVX2 and plain C++) until one fails: killed. Those that no suite fails are printed
-with their line: either a test is missing, or the change means nothing (a block's size, a hint), which the reader decides.
+with their line: either a test is missing, or the change means nothing (a block's size, a hint), which the reader decides. Only in the
+functions of scripts/mutate_exempt.txt, of which it is argued that no result follows from what they do, survivors are a class of
+their own: no result changes.
 Sources are changed in a copy of the tree, build-mutate/tree. About a minute a mutant on two cores.
 """
 import argparse
@@ -28,8 +30,8 @@ CHANGES = [
     (r"(?<![\w.])0\.0(?!\w)", "1.0"), (r"(?<![\w.])1\.0(?!\w)", "2.0"),
 ]  # fmt: skip
 SUITES = [
-    "reference_gradient_test", "attention_error_test", "attention_random_test", "attention_edge_test", "attention_mask_test",
-    "attention_bias_test", "attention_alibi_test", "attention_nonfinite_test", "attention_plan_test", "attention_workspace_test",
+    "reference_gradient_test", "reference_error_test", "attention_alibi_reach_test", "attention_error_test", "attention_random_test", "attention_edge_test", "attention_mask_test",
+    "attention_block_mask_test", "attention_bias_test", "attention_alibi_test", "attention_nonfinite_test", "attention_plan_test", "attention_workspace_test",
     "attention_grid_test", "attention_head_batch_test", "attention_page_edge_test",
 ]  # fmt: skip
 
@@ -56,6 +58,38 @@ def mutants_of(root, folders):
                         changed = line[: match.start()] + new + line[match.end() :]
                         found.append((str(path.relative_to(root)), number, line, changed))
     return found
+
+
+def function_of(lines, number):
+    """The name of the function in which a line lies, as its definition at the left edge has it; "" in a class or outside of functions."""
+    for line in reversed(lines[:number]):
+        if line.startswith("}"):
+            return ""
+        match = re.match(r"(?!template|namespace|using|static_assert)[A-Za-z_].*?([\w:~]+)\(", line)
+        if match:
+            return match.group(1)
+    return ""
+
+
+def read_exemptions(path):
+    """(path, function) pairs."""
+    exempt = set()
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not text.strip() or text.startswith("#"):
+            continue
+        parts = [part.strip() for part in text.split(" | ")]
+        if len(parts) != 3:
+            raise SystemExit(f"{path}:{number}: must be: path | function | reason")
+        exempt.add((parts[0], parts[1]))
+    return exempt
+
+
+def check_exemptions(root, exempt):
+    """Ends where a function is not found: it was renamed, or has gone."""
+    for file, function in sorted(exempt):
+        lines = (root / file).read_text(encoding="utf-8").splitlines()
+        if all(function_of(lines, number) != function for number in range(1, len(lines))):
+            raise SystemExit(f"scripts/mutate_exempt.txt: {file} has no function {function}")
 
 
 def run(command, timeout, **options):
@@ -130,13 +164,15 @@ def main():
         for file, number, _, changed in sample:
             print(f"{file}:{number + 1}: {changed.strip()}")
         return 0
+    exempt = read_exemptions(root / "scripts/mutate_exempt.txt")
+    check_exemptions(root, exempt)
     tree = Tree(root, args.build.resolve())
     built = tree.compile()
     if built is None or built.returncode != 0 or tree.failing() is not None:
         print("mutate.py: the tree does not build and pass as it is", file=sys.stderr)
         return 2
     print(f"{len(everything)} mutants in {args.folders}; {len(sample)} of them with {len(tree.suites)} suites", flush=True)
-    counts = {"killed": 0, "not compiled": 0, "SURVIVED": 0}
+    counts = {"killed": 0, "not compiled": 0, "no result changes": 0, "SURVIVED": 0}
     for file, number, line, changed in sample:
         path = tree.root / file
         original = path.read_text(encoding="utf-8")
@@ -149,7 +185,11 @@ def main():
                 verdict, by = "not compiled", ""
             else:
                 by = tree.failing()
-                verdict, by = ("SURVIVED", "") if by is None else ("killed", " by " + by)
+                if by is not None:
+                    verdict, by = "killed", " by " + by
+                else:
+                    known = (file, function_of(lines, number)) in exempt
+                    verdict, by = "no result changes" if known else "SURVIVED", ""
         finally:
             path.write_text(original, encoding="utf-8")
             shutil.copystat(root / file, path)
@@ -158,7 +198,7 @@ def main():
         print(f"{verdict}{by}: {file}:{number + 1}: {line.strip()}  ->  {changed.strip()}", flush=True)
     tried = counts["killed"] + counts["SURVIVED"]
     print(f"{counts['killed']} of {tried} killed ({100 * counts['killed'] / max(tried, 1):.0f}%), "
-          f"{counts['not compiled']} did not compile")  # fmt: skip
+          f"{counts['no result changes']} change no result, {counts['not compiled']} did not compile")  # fmt: skip
     return 0
 
 

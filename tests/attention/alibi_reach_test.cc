@@ -18,6 +18,7 @@
 
 #include "fa2/attention.h"
 #include "src/simd/target.h"
+#include "tests/support/buffer.h"
 
 namespace fa2::attention {
 namespace {
@@ -251,6 +252,52 @@ TEST(AlibiReach, TakesNothingBesideABias) {
   EXPECT_EQ(bytes(a.problem), bytes(Attention(300, 300, {0.0f, 0.0f}).problem));
   a.problem.options.bias = a.problem.q;
   EXPECT_EQ(bytes(a.problem), 0u);
+}
+
+// Of more sequences than heads, and the other way round: the arrays end where a
+// page does.
+TEST(AlibiReach, KeepsToWhatItTakes) {
+  const test::PlacementOfBuffers placed(test::Placement::kEndsAtPage);
+  const simd::RowKernels& kernels =
+      *simd::RowKernelsFor(DType::kF32, simd::AvailableTargets());
+  constexpr int64_t kRows = 2000;
+  for (const int64_t batch : {1, 5}) {
+    const int64_t heads = 6 - batch;
+    const std::vector<float> slopes(static_cast<size_t>(heads), 1.0f);
+    const std::vector<float> rows(static_cast<size_t>(kRows * kDim), 1.0f);
+    Problem problem;
+    problem.options.alibi_slopes = {
+        slopes.data(), DType::kF32, {1, heads, 1, 1}, {heads, 1, 1, 1}};
+    problem.q_heads = problem.kv_heads = heads;
+    problem.head_dim = problem.value_dim = kDim;
+    // All heads and sequences have the same rows.
+    problem.q = {
+        rows.data(), DType::kF32, {batch, heads, kRows, kDim}, {0, 0, kDim, 1}};
+    problem.k = problem.q;
+    for (int64_t b = 0; b < batch; ++b) {
+      Sequence sequence;
+      sequence.batch = b;
+      sequence.mask = Mask(problem.options, kRows, kRows);
+      problem.sequences.push_back(sequence);
+    }
+    threading::ScratchLayout sizes(nullptr);
+    AlibiReach(problem, kernels, &sizes);
+    test::Buffer memory(sizes.used());
+    threading::ScratchLayout layout(
+        reinterpret_cast<std::byte*>(memory.data()));
+    const AlibiReach reach(problem, kernels, &layout);
+    for (int64_t b = 0; b < batch; ++b) {
+      for (int64_t h = 0; h < heads; ++h) {
+        const BlockRows block = {b, h, {0, kRows}};
+        const simd::Rows of_block = RowsOf(problem.k, {b, h, 0, kRows});
+        reach.SeeKeys(block, of_block);
+        reach.SeeQueries(block, of_block);
+        reach.BoundByNearestKey(block, of_block, of_block);
+      }
+    }
+    EXPECT_TRUE(reach.Hides(batch - 1, heads - 1, 0, 1984));
+    EXPECT_FALSE(reach.Hides(batch - 1, heads - 1, 1984, 1984));
+  }
 }
 
 }  // namespace

@@ -106,5 +106,41 @@ TEST(AttentionPageEdge, SeveralBlocks) {
   RunCases(Placement::kBeginsAtPage, 7000000, CasesOf(4), options);
 }
 
+// What ALiBi keeps of each head's rows, where slopes are so steep that it looks
+// at it: more sequences than heads, more heads than sequences, packed ones.
+TEST(AttentionPageEdge, SteepSlopes) {
+  for (const Placement placement :
+       {Placement::kEndsAtPage, Placement::kBeginsAtPage}) {
+    const PlacementOfBuffers placed(placement);
+    EdgeAllocator allocator;
+    for (const DType dtype :
+         {DType::kBF16, DType::kF16, DType::kF32, DType::kF64}) {
+      for (const int shape : {0, 1, 2}) {
+        ContextOptions options;
+        options.num_threads = 1 + shape;
+        options.allocator = allocator.functions();
+        std::unique_ptr<Context> context;
+        ASSERT_TRUE(Context::Create(options, &context).ok());
+        AttentionCase c;
+        c.dtype = dtype;
+        c.batch = shape == 0 ? 5 : 1;
+        c.kv_heads = shape == 1 ? 3 : 1;
+        c.heads = 2 * c.kv_heads;
+        c.nq = 129;
+        c.nk = 257;
+        if (shape == 2) {
+          c.lengths_q = {33, 0, 129, 95};
+          c.lengths_k = {161, 17, 257, 95};
+        }
+        c.head_dim = c.value_dim = 32;
+        c.alibi = c.want_dalibi = true;
+        const AttentionInputs inputs = MakeInputs(
+            c, [](AttentionInputs* in) { Fill(in->alibi_slopes.view, 1.0); });
+        ExpectAttention(c, inputs, {context.get()});
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fa2::test
