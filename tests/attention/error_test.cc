@@ -98,6 +98,9 @@ TEST(AttentionError, Tensors) {
       {"mixed dtypes",
        {"k", "f16", "f32"},
        [](Forward* a) { a->k.dtype = DType::kF16; }},
+      {"dtype of v",
+       {"v", "f64", "f32"},
+       [](Forward* a) { a->v.dtype = DType::kF64; }},
       {"integers",
        {"q", "i32"},
        [](Forward* a) { a->q.dtype = a->k.dtype = a->v.dtype = DType::kI32; }},
@@ -242,6 +245,28 @@ TEST(AttentionError, Backward) {
       {"dtype of lse",
        {"lse", "f64"},
        [](Backward* a) { a->lse.dtype = DType::kF64; }},
+      {"null k", {"k"}, [](Backward* a) { a->k.data = nullptr; }},
+      {"dtype of out",
+       {"out", "f16", "f32"},
+       [](Backward* a) { a->out.dtype = DType::kF16; }},
+      {"shape of out",
+       {"out", "[1, 4, 9, 5]"},
+       [](Backward* a) { a->out.sizes[3] = 5; }},
+      {"shape of delta",
+       {"delta", "[1, 4, 8]"},
+       [](Backward* a) {
+         a->delta = a->lse;
+         a->delta.sizes[2] = 8;
+       }},
+      {"dtype of dlse",
+       {"dlse", "f64"},
+       [](Backward* a) {
+         a->dlse = a->lse;
+         a->dlse.dtype = DType::kF64;
+       }},
+      {"dq without alignment",
+       {"dq", "aligned to 4 bytes"},
+       [](Backward* a) { a->dq.data = static_cast<char*>(a->dq.data) + 1; }},
       {"dbias without bias",
        {"dbias", "bias"},
        [](Backward* a) {
@@ -264,10 +289,47 @@ TEST(AttentionError, Backward) {
   for (const BadBackward& bad : calls) ExpectRefused(BaseCase(), bad);
 }
 
+TEST(AttentionError, GradientsOfOptions) {
+  AttentionCase c = BaseCase();
+  c.bias = DType::kBF16;
+  c.alibi = c.sinks = true;
+  c.want_dbias = c.want_dalibi = c.want_dsinks = true;
+  for (const BadBackward& bad : std::vector<BadBackward>{
+           {"dbias of a boolean mask",
+            {"dbias", "a boolean mask"},
+            [](Backward* a) { a->options.bias.dtype = DType::kBool; }},
+           {"sizes of dbias",
+            {"dbias", "[1, -4, 9, 7]"},
+            [](Backward* a) { a->dbias.sizes[1] = -4; }},
+           {"dtype of dbias",
+            {"dbias", "f16", "bf16 or f32"},
+            [](Backward* a) { a->dbias.dtype = DType::kF16; }},
+           {"shape of dbias",
+            {"dbias", "[1, 1, 9, 7]", "the shape of bias"},
+            [](Backward* a) { a->dbias.sizes[1] = 1; }},
+           {"dalibi_slopes without alignment",
+            {"dalibi_slopes", "aligned to 4 bytes"},
+            [](Backward* a) {
+              a->dalibi_slopes.data =
+                  static_cast<char*>(a->dalibi_slopes.data) + 2;
+            }},
+           {"dtype of dsinks",
+            {"dsinks", "f64", "f32"},
+            [](Backward* a) { a->dsinks.dtype = DType::kF64; }},
+           {"shape of dsinks", {"dsinks", "[1, 2, 1, 1]"}, [](Backward* a) {
+              a->dsinks.sizes[1] = 2;
+            }}}) {
+    ExpectRefused(c, bad);
+  }
+}
+
 TEST(AttentionError, Options) {
   AttentionCase with_bias = BaseCase();
   with_bias.bias = DType::kF32;
   for (const BadForward& bad : std::vector<BadForward>{
+           {"sizes of bias",
+            {"bias", "[1, 4, -9, 7]"},
+            [](Forward* a) { a->options.bias.sizes[2] = -9; }},
            {"rows of bias",
             {"bias", "[1, 4, 8, 7]"},
             [](Forward* a) { a->options.bias.sizes[2] = 8; }},
@@ -285,6 +347,18 @@ TEST(AttentionError, Options) {
            {"heads of slopes",
             {"alibi_slopes", "[1, 3, 1, 1]"},
             [](Forward* a) { a->options.alibi_slopes.sizes[1] = 3; }},
+           {"slopes without alignment",
+            {"alibi_slopes", "aligned to 4 bytes"},
+            [](Forward* a) {
+              a->options.alibi_slopes.data =
+                  static_cast<const char*>(a->options.alibi_slopes.data) + 1;
+            }},
+           {"dtype of slopes",
+            {"alibi_slopes", "f64", "f32"},
+            [](Forward* a) { a->options.alibi_slopes.dtype = DType::kF64; }},
+           {"sizes of sinks",
+            {"sinks", "[1, 4, -1, 1]"},
+            [](Forward* a) { a->options.sinks.sizes[2] = -1; }},
            {"heads of sinks",
             {"sinks", "[1, 5, 1, 1]"},
             [](Forward* a) { a->options.sinks.sizes[1] = 5; }},
@@ -307,6 +381,34 @@ TEST(AttentionError, PackedSequences) {
            {"one of two",
             {"cu_seqlens_k"},
             [](Forward* a) { a->options.cu_seqlens_k = ConstTensorView(); }},
+           {"the other of two",
+            {"cu_seqlens_q is not given"},
+            [](Forward* a) { a->options.cu_seqlens_q = ConstTensorView(); }},
+           {"sizes of prefix sums",
+            {"cu_seqlens_q", "-4"},
+            [](Forward* a) { a->options.cu_seqlens_q.sizes[3] = -4; }},
+           {"prefix sums of a batch",
+            {"cu_seqlens_q", "[2, 1, 1, 4]", "[1, 1, 1, sequences + 1]"},
+            [](Forward* a) { a->options.cu_seqlens_q.sizes[0] = 2; }},
+           {"prefix sums of heads",
+            {"cu_seqlens_q", "[1, 2, 1, 4]"},
+            [](Forward* a) { a->options.cu_seqlens_q.sizes[1] = 2; }},
+           {"prefix sums of rows",
+            {"cu_seqlens_k", "[1, 1, 2, 4]"},
+            [](Forward* a) { a->options.cu_seqlens_k.sizes[2] = 2; }},
+           {"no prefix sums",
+            {"cu_seqlens_q", "[1, 1, 1, 0]"},
+            [](Forward* a) { a->options.cu_seqlens_q.sizes[3] = 0; }},
+           {"a batch of packed sequences",
+            {"q has shape [2, 4, 9, 8]", "batch must be 1"},
+            [](Forward* a) {
+              a->q.sizes[0] = a->k.sizes[0] = a->v.sizes[0] = a->out.sizes[0] =
+                  2;
+              a->q.strides[0] = a->k.strides[0] = a->v.strides[0] = 0;
+            }},
+           {"a bias",
+            {"bias", "packed sequences take no"},
+            [](Forward* a) { a->options.bias = a->q; }},
            {"lengths differ",
             {"cu_seqlens_k has 3", "must have 4", "cu_seqlens_q"},
             [](Forward* a) {
@@ -330,6 +432,113 @@ TEST(AttentionError, PackedSequences) {
             [](Forward* a) { a->options.max_seqlen_q = 3; }}}) {
     ExpectRefused(c, bad);
   }
+}
+
+// A block mask of the call, changed and handed over.
+BadForward WithMask(const std::string& name,
+                    const std::vector<std::string>& words,
+                    const std::function<void(BlockMask*)>& change) {
+  return {name, words, [change](Forward* a) {
+            static BlockMask changed;
+            changed = *a->options.block_mask;
+            change(&changed);
+            a->options.block_mask = &changed;
+          }};
+}
+
+TEST(AttentionError, BlockMasks) {
+  AttentionCase c = BaseCase();
+  c.batch = 2;
+  c.nq = 33;
+  c.nk = 49;
+  c.block_size = {16, 16};
+  c.blocks_partial = 0.5;
+  c.blocks_full = 0.3;
+  c.block_bits = true;
+  const auto indices_size = [](size_t dimension, int64_t n) {
+    return [=](BlockMask* m) { m->kv_indices.sizes[dimension] = n; };
+  };
+  for (const BadForward& bad : std::vector<BadForward>{
+           WithMask("no rows in a block", {"block_mask.block_q is 0"},
+                    [](BlockMask* m) { m->block_q = 0; }),
+           WithMask("too many rows in a block", {"block_k", "16 to 2^30"},
+                    [](BlockMask* m) { m->block_k = int64_t{1} << 31; }),
+           WithMask("batch of the numbers",
+                    {"kv_num_blocks has shape [3, 4, 3]", "[2, 4, 3]"},
+                    [](BlockMask* m) { m->kv_num_blocks.sizes[0] = 3; }),
+           WithMask("heads of the numbers",
+                    {"kv_num_blocks has shape [2, 3, 3]", "[2, 4, 3]"},
+                    [](BlockMask* m) { m->kv_num_blocks.sizes[1] = 3; }),
+           WithMask("sizes of the indices", {"kv_indices", "-4"},
+                    indices_size(3, -4)),
+           WithMask("batch of the indices", {"kv_indices", "[1, 4, 3, 4]"},
+                    indices_size(0, 1)),
+           WithMask("heads of the indices", {"kv_indices", "[2, 1, 3, 4]"},
+                    indices_size(1, 1)),
+           WithMask("rows of the indices", {"kv_indices", "[2, 4, 2, 4]"},
+                    indices_size(2, 2)),
+           WithMask("columns of the indices", {"kv_indices", "[2, 4, 3, 5]"},
+                    indices_size(3, 5)),
+           WithMask(
+               "no numbers of full blocks", {"full_kv_num_blocks is not given"},
+               [](BlockMask* m) { m->full_kv_num_blocks = ConstTensorView(); }),
+           WithMask(
+               "no indices of full blocks", {"full_kv_indices is not given"},
+               [](BlockMask* m) { m->full_kv_indices = ConstTensorView(); }),
+           WithMask("sizes of the bits", {"block_mask.bits", "-1"},
+                    [](BlockMask* m) { m->bits.sizes[0] = -1; }),
+           WithMask("bits apart", {"block_mask.bits", "last stride of 2"},
+                    [](BlockMask* m) { m->bits.strides[3] = 2; })}) {
+    ExpectRefused(c, bad);
+  }
+}
+
+TEST(AttentionError, DeltaAndKeepMask) {
+  const Tensor out = MakeTensor(DType::kBF16, {1, 2, 5, 8});
+  const Tensor dout = MakeTensor(DType::kBF16, {1, 2, 5, 8});
+  const Tensor delta = MakeTensor(DType::kF32, {1, 2, 5, 1});
+  struct Bad {
+    std::vector<std::string> words;
+    std::function<void(TensorView*, TensorView*, TensorView*)> change;
+  };
+  using View = TensorView*;
+  for (const Bad& bad : std::vector<Bad>{
+           {{"dout is null"}, [](View, View d, View) { d->data = nullptr; }},
+           {{"out has dtype i32"},
+            [](View o, View, View) {
+              o->dtype = DType::kI32;
+              o->sizes[3] = 4;
+            }},
+           {{"dout has dtype f16", "as out has"},
+            [](View, View d, View) { d->dtype = DType::kF16; }},
+           {{"delta has dtype bf16", "f32"},
+            [](View, View, View e) { e->dtype = DType::kBF16; }},
+           {{"dout has shape [1, 2, 4, 8]"},
+            [](View, View d, View) { d->sizes[2] = 4; }},
+           {{"delta has shape [1, 2, 4]", "[1, 2, 5]"},
+            [](View, View, View e) { e->sizes[2] = 4; }}}) {
+    TensorView o = out.view, d = dout.view, e = delta.view;
+    bad.change(&o, &d, &e);
+    delta.buffer->Snapshot();
+    ExpectSentence(AttentionDelta(o, d, e), "delta", bad.words);
+    EXPECT_FALSE(delta.buffer->ChangedOutside({}));
+  }
+  const Tensor keep = MakeTensor(DType::kBool, {1, 2, 5, 7});
+  keep.buffer->Snapshot();
+  for (const double p : {-0.1, 1.5, std::nan("")}) {
+    ExpectSentence(PhiloxKeepMask(p, 1, 0, keep.view), "p", {"dropout_p is"});
+  }
+  TensorView wrong = keep.view;
+  wrong.data = nullptr;
+  ExpectSentence(PhiloxKeepMask(0.5, 1, 0, wrong), "null", {"keep is null"});
+  wrong = keep.view;
+  wrong.dtype = DType::kU8;
+  ExpectSentence(PhiloxKeepMask(0.5, 1, 0, wrong), "dtype", {"keep", "u8"});
+  wrong = keep.view;
+  wrong.strides[1] = 36;
+  ExpectSentence(PhiloxKeepMask(0.5, 1, 0, wrong), "strides",
+                 {"it must be dense, [70, 35, 7, 1]"});
+  EXPECT_FALSE(keep.buffer->ChangedOutside({}));
 }
 
 }  // namespace

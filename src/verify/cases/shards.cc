@@ -50,16 +50,13 @@ std::string DimensionsOf(const std::string& name, Layout layout, size_t rank) {
 // The array's dimension that is cut; none where it has no such one.
 std::optional<size_t> CutDimension(const std::string& name, const Case& c,
                                    ShardBy by) {
-  const Array& array = *c.Find(name);
   std::string letter = CutsRows(by) ? "n" : by == ShardBy::kHeads ? "h" : "b";
   // Sequences of a packed batch lie one after another.
   if (by == ShardBy::kBatch && c.options.layout == Layout::kThd) letter = "n";
   const size_t at =
-      DimensionsOf(name, c.options.layout, array.shape.size()).find(letter);
+      DimensionsOf(name, c.options.layout, c.Find(name)->shape.size())
+          .find(letter);
   if (at == std::string::npos) return std::nullopt;
-  // A broadcast dimension is on every rank.
-  const bool broadcasts = name == "bias" || name == "dbias" || name == "keep";
-  if (broadcasts && array.shape[at] == 1) return std::nullopt;
   return at;
 }
 
@@ -111,18 +108,39 @@ class Joiner {
   Array JoinTensor(const std::string& name) {
     if (name.rfind("cu_seqlens", 0) == 0) return JoinPrefixSums(name);
     const auto dimension = CutDimension(name, ranks_.front(), by_);
-    return dimension ? Concatenate(name, *dimension) : Same(name);
+    if (!dimension || Broadcasts(name, *dimension)) return Same(name);
+    return Concatenate(name, *dimension);
+  }
+
+  // Whether a dimension that may be 1 of any number is so. A rank that has one
+  // row or head in all says it by having the same as the others.
+  bool Broadcasts(const std::string& name, size_t dimension) const {
+    if (name != "bias" && name != "dbias" && name != "keep") return false;
+    const Array& first = *ranks_.front().Find(name);
+    if (first.shape[dimension] != 1) return false;
+    for (const char* rows : {"q", "out", "dq"}) {
+      if (ranks_.front().Find(rows) == nullptr) continue;
+      const auto cut = CutDimension(rows, ranks_.front(), by_);
+      if (cut && ranks_.front().Find(rows)->shape[*cut] == 1) break;
+      return true;
+    }
+    for (size_t r = 1; r < ranks_.size(); ++r) {
+      if (!Equal(Piece(r, name), first)) return false;
+    }
+    return true;
+  }
+
+  static bool Equal(const Array& a, const Array& b) {
+    return a.shape == b.shape && std::memcmp(a.data, b.data,
+                                             static_cast<size_t>(a.elements()) *
+                                                 SizeOf(a.dtype)) == 0;
   }
 
   // What every rank has whole.
   Array Same(const std::string& name) const {
     const Array& first = *ranks_.front().Find(name);
-    const auto bytes =
-        static_cast<size_t>(first.elements()) * SizeOf(first.dtype);
     for (size_t r = 1; r < ranks_.size(); ++r) {
-      const Array& other = Piece(r, name);
-      if (other.shape != first.shape ||
-          std::memcmp(other.data, first.data, bytes) != 0) {
+      if (!Equal(Piece(r, name), first)) {
         throw Error(At(r) + "tensor " + name +
                     " differs from rank 0's, and it has no dimension that is "
                     "cut: it must be the same, and a gradient reduced");
