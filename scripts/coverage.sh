@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Lines and branches of src/ that the fast suites run, by llvm-cov: each suite once, a quarter of the random cases.
-#   scripts/coverage.sh    twenty minutes on two cores
+# Lines and branches of src/ that the fast suites run, by llvm-cov: each suite once and, where the CPU has a matrix engine that is better
+# than vector lanes (AMX, bf16 dot products), the attention suites on the others too (@f32, @bf16dot); a quarter of the random cases.
+#   scripts/coverage.sh    twenty minutes on two cores, with AMX forty
 # The last table counts each outcome of a place in the source once, whatever template or target (AVX-512 and plain C++: 6848 leaves the
 # others out, HACKING.md) took it, before and after what scripts/coverage_exempt.txt argues (scripts/coverage_report.py).
 # Environment: FA2_BUILD_DIR (default: build-coverage), FA2_TESTS (a ctest -R pattern; default: all tests),
@@ -23,7 +24,8 @@ build=$(cd "$build" && pwd)
 # Processes of one program add up in one file.
 rm -rf "$build/profiles"
 export LLVM_PROFILE_FILE="$build/profiles/%m.profraw" FA2_TEST_FEW_CASES=${FA2_TEST_FEW_CASES:-1}
-ctest --test-dir "$build" --output-on-failure --no-tests=error -j "$(nproc)" -E @ ${FA2_TESTS:+-R "$FA2_TESTS"}
+ctest --test-dir "$build" --output-on-failure --no-tests=error -j "$(nproc)" -E '@(scalar|emu128|ssse3|sse4|avx|amx|neon|sve)' \
+  ${FA2_TESTS:+-R "$FA2_TESTS"}
 
 # Debian's clang 14 has its tools beside it.
 bin=$(dirname "$(readlink -f "$(command -v clang)")")
