@@ -80,11 +80,14 @@ fi
 for target in "${targets[@]}"; do
   work=$build/corpus/$target
   mkdir -p "$work"
-  length=400 dictionary=()
+  length=400 dictionary=() schedule=()
+  # So much code runs in an execution that libFuzzer's bookkeeping of rare edges takes as long as the calls: without it twice as many
+  # executions, and more edges in the same time.
+  if [[ $target == attention ]]; then schedule=(-entropic=0); fi
   if [[ $target == safetensors ]]; then
     length=2000 dictionary=("-dict=$PWD/tests/fuzz/safetensors.dict")
   fi
-  options=(-max_len="${FA2_FUZZ_MAX_LEN:-$length}" "${dictionary[@]}" -timeout=120 -rss_limit_mb=4096 -artifact_prefix="$work-")
+  options=(-max_len="${FA2_FUZZ_MAX_LEN:-$length}" "${dictionary[@]}" "${schedule[@]}" -timeout=120 -rss_limit_mb=4096 -artifact_prefix="$work-")
   echo "== $target ($kind)"
   log=$build/$target.log
   if ! "$build/tests/fuzz/${target}_fuzz" "${options[@]}" -fork="$jobs" -max_total_time="$seconds" -runs="$runs" \
