@@ -22,13 +22,13 @@ struct CaseOptions {
   // Short sequences of many heads, as windows of an image and rows of a table
   // have them: most are one block, and padding is a large part of it.
   bool short_heads = false;
-  // At most ten queries against up to some thousand keys: what decoding and
+  // At most 24 queries against up to some thousand keys: what decoding and
   // cross attention to latents have.
   bool few_queries = false;
   // What the case may cost at most, in scores times (head dim + value dim + 64,
   // about what a score itself costs the oracle): sequences or batch elements,
   // heads and rows are taken away until it does.
-  std::optional<int64_t> most_work;
+  std::optional<int64_t> most_work = std::nullopt;
 };
 
 // The same seed gives the same case.
