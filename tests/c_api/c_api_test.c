@@ -15,6 +15,10 @@ static void test_version(void) {
   CHECK(fa2_version() == (uint32_t)(major * 1000000 + minor * 1000 + patch));
   CHECK(strcmp(fa2_status_string(FA2_OK), "ok") == 0);
   CHECK(strcmp(fa2_status_string(FA2_OUT_OF_MEMORY), "out of memory") == 0);
+  CHECK(strcmp(fa2_status_string(FA2_INVALID_ARGUMENT), "invalid argument") ==
+        0);
+  CHECK(strcmp(fa2_status_string(FA2_UNSUPPORTED), "unsupported") == 0);
+  CHECK(strcmp(fa2_status_string(FA2_INTERNAL), "internal error") == 0);
   CHECK(strcmp(fa2_status_string((fa2_status)99), "unknown status") == 0);
 }
 

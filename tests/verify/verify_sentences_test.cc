@@ -442,6 +442,15 @@ TEST(Cases, PackedSequencesThatDoNotFitAreNamed) {
         }},
        {"[total, H, D]", Shape("q", {2, 5, 2, 16})},
        {"[H, total] of a packed case", Shape("lse", {10, 2})}});
+  // Rows behind the last sequence: the kernels that answer refuse them.
+  for (const char* name : {"", "here"}) {
+    Case rest = PackedCase();
+    rest.name = name;
+    sums("cu_seqlens_q", {0, 3, 9})(&rest);
+    const std::string error = ErrorOf([&] { Check(rest, {}); });
+    ExpectWords(error, "cu_seqlens_q ends at 9; it must end at 10");
+    EXPECT_EQ(error.rfind("here: ", 0) == 0, *name != '\0');
+  }
   // The same sums for both where there are as many keys as queries.
   GenerateOptions o;
   o.heads = o.kv_heads = 2;
