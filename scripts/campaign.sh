@@ -49,6 +49,8 @@ while read -r kind target share; do
   mkdir -p "$work/corpus/$name"
   options=(-fork="$processes" -max_total_time="$fuzz_seconds" -max_len=400 -timeout=120 -rss_limit_mb=6000
            -ignore_crashes=1 -ignore_timeouts=1 -ignore_ooms=1 -artifact_prefix="$work/findings/$name-")
+  # As scripts/fuzz.sh has it.
+  if [[ $target == attention ]]; then options+=(-entropic=0); fi
   if [[ $target == safetensors ]]; then options+=(-max_len=2000 -dict="$here/safetensors.dict"); fi
   nice -n 5 timeout -k 5 $((fuzz_seconds + 30)) "$program" "${options[@]}" "$work/corpus/$name" "$here/corpus/$target" \
     >"$work/logs/$name.log" 2>&1 </dev/null &

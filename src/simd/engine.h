@@ -246,7 +246,8 @@ struct Engine {
   // packing them.
   int64_t direct_queries = 0;
   int64_t direct_rows = 0;
-  int64_t direct_long_rows = 0;  // of rows against many keys
+  int64_t direct_long_rows =
+      0;  // of rows against many keys, where that is more
 
   // Block sizes that suit the caches; multiples of the panels.
   BlockSizes (*backward_blocks)(int64_t head_dim, int64_t value_dim);

@@ -68,7 +68,6 @@ const Engine* MakeAmxEngine(const char* name) {
     // of 4,096 keys and D 16 took six times what vector lanes take.
     e.direct_queries = Variant::kInputTerms == 1 ? 4 : 10;
     e.direct_rows = Variant::kInputTerms == 1 ? 8 : 12;
-    e.direct_long_rows = e.direct_rows;
     e.grad_left_is_score_left = false;
     e.bitwise_block_invariant = true;
     e.dropout_bits = true;

@@ -164,9 +164,8 @@ template <class D16>
 HWY_INLINE hn::Vec<D16> LoadBf16(D16 d16, const uint16_t* HWY_RESTRICT p,
                                  size_t count, bool finite_only,
                                  hn::Vec<D16>& greatest) {
-  const auto exponent = hn::Set(d16, uint16_t{0x7F80});
-  const auto x =
-      count < hn::Lanes(d16) ? LoadTail(d16, p, count) : hn::LoadU(d16, p);
+  const auto exponent = hn::Set(d16, ExponentBits(StoredBF16()));
+  const auto x = LoadUpTo(d16, p, count);
   const auto bits = hn::And(x, exponent);
   greatest = hn::Max(greatest, bits);
   return finite_only ? hn::IfThenZeroElse(hn::Eq(bits, exponent), x) : x;
@@ -175,7 +174,8 @@ HWY_INLINE hn::Vec<D16> LoadBf16(D16 d16, const uint16_t* HWY_RESTRICT p,
 // Whether LoadBf16 has met finite elements only.
 template <class D16>
 HWY_INLINE bool AllFinite(D16 d16, hn::Vec<D16> greatest) {
-  return hn::AllTrue(d16, hn::Lt(greatest, hn::Set(d16, uint16_t{0x7F80})));
+  return hn::AllTrue(
+      d16, hn::Lt(greatest, hn::Set(d16, ExponentBits(StoredBF16()))));
 }
 
 template <size_t kTerms>

@@ -181,8 +181,7 @@ struct LaneEngine : LaneProducts<Op> {
       // Emerald Rapids, f32: 12 rows of 12 keys take 0.9 of the time, 24 of 24
       // 1.2; 24 rows of 2,048 keys and more 0.8 to 1.0, D 16 to 128.
       e.direct_rows = 12;
-      e.direct_long_rows =
-          Op::kPerLane == 1 && hn::Lanes(D()) == 16 ? 24 : e.direct_rows;
+      if (Op::kPerLane == 1 && hn::Lanes(D()) == 16) e.direct_long_rows = 24;
       e.grad_left_is_score_left = Scores::kPerLane == 1;
       e.rounds_probabilities = Op::kPerLane * Op::kTerms == 2;
       e.backward_blocks = Blocks;

@@ -38,6 +38,12 @@ struct StoredF16 {
   using Type = uint16_t;
 };
 
+// The bits of the exponent, which what is not finite has all set.
+constexpr uint32_t ExponentBits(StoredF32) { return 0x7F800000; }
+constexpr uint64_t ExponentBits(StoredF64) { return 0x7FF0000000000000; }
+constexpr uint16_t ExponentBits(StoredBF16) { return 0x7F80; }
+constexpr uint16_t ExponentBits(StoredF16) { return 0x7C00; }
+
 // Selects an overload by the width of D's lanes.
 template <class D, size_t kBytes>
 using IfLaneBytes = std::enable_if_t<sizeof(hn::TFromD<D>) == kBytes, int>;
@@ -103,7 +109,13 @@ HWY_INLINE hn::Vec<D> LoadTail(D d, const hn::TFromD<D>* p, size_t count) {
   }
 }
 
-// The same, widened.
+// The first `count` elements, at most Lanes(d).
+template <class D>
+HWY_INLINE hn::Vec<D> LoadUpTo(D d, const hn::TFromD<D>* p, size_t count) {
+  return count < hn::Lanes(d) ? LoadTail(d, p, count) : hn::LoadU(d, p);
+}
+
+// The first `count` < Lanes(d), widened.
 template <class D, class Stored>
 HWY_INLINE hn::Vec<D> LoadWideTail(D d, Stored tag,
                                    const typename Stored::Type* p,
