@@ -169,13 +169,19 @@ std::string Compare(const AttentionCase& c, const std::string& name,
   double worst_excess = 0.0;
   Sizes worst = {0, 0, 0, 0};
   double worst_actual = 0.0, worst_expected = 0.0, worst_allowed = 0.0;
-  double magnitude = 0.0;  // of the row
+  double magnitude = 0.0;
+  double row_magnitude2 = 0.0;
+  const bool of_elements = expected.magnitude.view.sizes[3] == sizes[3];
+  const auto columns = static_cast<double>(sizes[3]);
   ForEachIndex(sizes, [&](const Sizes& at) {
     const double held = before.given() ? Get(before, at) : 0.0;
     const double gradient = Get(expected.value.view, at);
     const double e = gradient + held;
     const double a = Get(actual, at);
-    if (at[3] == 0) magnitude = Get(expected.magnitude.view, at);
+    if (at[3] == 0) row_magnitude2 = 0.0;
+    if (of_elements || at[3] == 0) {
+      magnitude = Get(expected.magnitude.view, at);
+    }
     const double rounding = HalfUlp(stored, e);
     double error = std::abs(a - e);
     const bool matches =
@@ -187,10 +193,10 @@ std::string Compare(const AttentionCase& c, const std::string& name,
     before2 += held * held;
     rounding2 += rounding * rounding;
     if (std::isfinite(magnitude)) {
-      const double square = magnitude * magnitude;
-      magnitude2 += square;
-      if (at[3] == 0) magnitude4 += square * square;
+      magnitude2 += magnitude * magnitude;
+      row_magnitude2 += magnitude * magnitude / columns;
     }
+    if (at[3] + 1 == sizes[3]) magnitude4 += row_magnitude2 * row_magnitude2;
     const double allowed =
         kWorstElement * bound *
             (magnitude + std::abs(gradient) * amplification) +
@@ -212,8 +218,8 @@ std::string Compare(const AttentionCase& c, const std::string& name,
   // A mean over few errors spreads: allow three deviations, where the number is
   // that of the rows which carry the weight. Roundings of equal elements (rows
   // or columns may repeat) are equal, so nothing is known of their mean.
-  const double row_magnitude2 = magnitude2 / static_cast<double>(sizes[3]);
-  const double few = 1.0 + 3.0 / std::sqrt(Weighty(row_magnitude2, magnitude4));
+  const double few =
+      1.0 + 3.0 / std::sqrt(Weighty(magnitude2 / columns, magnitude4));
   const double error = std::sqrt(error2);
   const double size =
       std::max(std::sqrt(value2) * amplification, std::sqrt(magnitude2));

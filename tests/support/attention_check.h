@@ -8,7 +8,9 @@
 // the error of its score is amplified by exp. It is what independent rounding
 // errors of relative size 1 would leave, so it stays where the value itself
 // cancels (dS of a row that sees one key is 0 = P * (dP - delta)). Magnitudes
-// are kept per row, [B, H, N, 1].
+// are kept per row, [B, H, N, 1]; those of dbias per element. Where rows of
+// dout are one row in memory, errors of dS are not independent: its sums
+// (dbias, dalibi, dsinks) have the sum of the terms' sizes.
 #ifndef FA2_TESTS_SUPPORT_ATTENTION_CHECK_H_
 #define FA2_TESTS_SUPPORT_ATTENTION_CHECK_H_
 
@@ -28,7 +30,7 @@ struct Precisions {
 };
 Precisions PrecisionsOf(const AttentionCase& c);
 
-// A result in f64 and its magnitude, one value a row.
+// A result in f64 and its magnitude, one value a row or an element.
 struct Expected {
   Tensor value;
   Tensor magnitude;

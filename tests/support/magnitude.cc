@@ -14,29 +14,36 @@ namespace {
 
 namespace ref = reference;
 
-// Sums of squares per row; Root() turns them into magnitudes of an element of
-// a row of `columns`.
-class RowSquares {
+// Sums of the squares of terms, of each row or of each element of a tensor;
+// Root() turns them into magnitudes of an element. Errors that are equal add up
+// in phase: then sums of the terms' sizes.
+class Squares {
  public:
-  explicit RowSquares(const Sizes& sizes) : columns_(sizes[3]) {
-    tensor_ = MakeTensor(DType::kF64, {sizes[0], sizes[1], sizes[2], 1});
+  Squares(const Sizes& sizes, bool of_elements, bool in_phase)
+      : columns_(of_elements ? 1 : std::max<int64_t>(sizes[3], 1)),
+        in_phase_(in_phase) {
+    tensor_ = MakeTensor(DType::kF64, {sizes[0], sizes[1], sizes[2],
+                                       of_elements ? sizes[3] : 1});
     Fill(tensor_.view, 0.0);
   }
   // Sizes of 1 are summed over.
-  void Add(int64_t b, int64_t h, int64_t i, double square) {
-    const int64_t offset = ref::OffsetOf(tensor_.view, b, h, i, 0);
-    static_cast<double*>(tensor_.view.data)[offset] += square;
+  void Add(int64_t b, int64_t h, int64_t i, int64_t j, double square) {
+    const int64_t offset = ref::OffsetOf(tensor_.view, b, h, i, j);
+    static_cast<double*>(tensor_.view.data)[offset] +=
+        in_phase_ ? std::sqrt(square) : square;
   }
   Tensor Root() {
-    const auto columns = static_cast<double>(std::max<int64_t>(columns_, 1));
+    const auto columns = static_cast<double>(columns_);
     ForEachIndex(tensor_.view.sizes, [&](const Sizes& at) {
-      Set(tensor_.view, at, std::sqrt(Get(tensor_.view, at) / columns));
+      const double sum = Get(tensor_.view, at);
+      Set(tensor_.view, at, in_phase_ ? sum : std::sqrt(sum / columns));
     });
     return tensor_;
   }
 
  private:
   int64_t columns_;
+  bool in_phase_;
   Tensor tensor_;
 };
 
@@ -52,6 +59,18 @@ std::vector<double> SquaredLengths(const ref::Matrix& matrix, int64_t rows) {
     squares.push_back(sum);
   }
   return squares;
+}
+
+double Dot(const double* x, const double* y, int64_t n) {
+  double sum = 0.0;
+  for (int64_t d = 0; d < n; ++d) sum += x[d] * y[d];
+  return sum;
+}
+
+// The larger of a mean square and the square of what there is, if it is finite.
+double SquareOf(double mean_square, double value) {
+  return std::isfinite(value) ? std::max(mean_square, value * value)
+                              : mean_square;
 }
 
 double MaxAbs(const ConstTensorView& view) {
@@ -80,13 +99,16 @@ void ComputeMagnitudes(const AttentionCase& c, const AttentionInputs& inputs,
       static_cast<double>(std::max<int64_t>(c.value_dim, 1));
   const double bias_max = MaxAbs(options.bias);
   const double slope_max = MaxAbs(options.alibi_slopes);
-  RowSquares out(inputs.dout.view.sizes);
-  RowSquares dq(inputs.q.view.sizes);
-  RowSquares dk(inputs.k.view.sizes);
-  RowSquares dv(inputs.v.view.sizes);
-  RowSquares dbias(SizesOr(inputs.bias));
-  RowSquares dalibi(SizesOr(inputs.alibi_slopes));
-  RowSquares dsinks(SizesOr(inputs.sinks));
+  // Rows of dout that are one row have one error of dP - delta, where they see
+  // one key. What sums dS over them sums it in phase.
+  const bool in_phase = c.dout_broadcast[1] || c.dout_broadcast[2];
+  Squares out(inputs.dout.view.sizes, false, false);
+  Squares dq(inputs.q.view.sizes, false, false);
+  Squares dk(inputs.k.view.sizes, false, false);
+  Squares dv(inputs.v.view.sizes, false, false);
+  Squares dbias(SizesOr(inputs.bias), true, in_phase);
+  Squares dalibi(SizesOr(inputs.alibi_slopes), true, in_phase);
+  Squares dsinks(SizesOr(inputs.sinks), true, in_phase);
   double amplified = 0.0;
   double weight = 0.0;
 
@@ -100,14 +122,15 @@ void ComputeMagnitudes(const AttentionCase& c, const AttentionInputs& inputs,
       };
       const ref::Matrix q = load(inputs.q, h, false);
       const ref::Matrix k = load(inputs.k, kv_head, true);
+      const ref::Matrix v = load(inputs.v, kv_head, true);
+      const ref::Matrix dout = load(inputs.dout, h, false);
+      const ref::Matrix o =
+          load(inputs.out.given() ? inputs.out : expected->out.value, h, false);
       const auto q2 = SquaredLengths(q, seq.nq);
       const auto k2 = SquaredLengths(k, seq.nk);
-      const auto v2 = SquaredLengths(load(inputs.v, kv_head, true), seq.nk);
-      const auto dout2 = SquaredLengths(load(inputs.dout, h, false), seq.nq);
-      const std::vector<double> out2 =
-          inputs.out.given()
-              ? SquaredLengths(load(inputs.out, h, false), seq.nq)
-              : SquaredLengths(load(expected->out.value, h, false), seq.nq);
+      const auto v2 = SquaredLengths(v, seq.nk);
+      const auto dout2 = SquaredLengths(dout, seq.nq);
+      const auto out2 = SquaredLengths(o, seq.nq);
       for (int64_t i = 0; i < seq.nq; ++i) {
         const int64_t row = seq.q_begin + i;
         const double lse =
@@ -116,6 +139,7 @@ void ComputeMagnitudes(const AttentionCase& c, const AttentionInputs& inputs,
             inputs.dlse.given()
                 ? ref::LoadStatistic(inputs.dlse.view, sequences, seq, h, i)
                 : 0.0;
+        const double delta = Dot(o.row(i), dout.row(i), c.value_dim) - dlse;
         const double delta2 = out2[i] * dout2[i] / value_columns + dlse * dlse;
         for (const ref::Score& s :
              ref::ScoreRow(options, scale, {sequences, seq, h, c.heads, i},
@@ -133,20 +157,22 @@ void ComputeMagnitudes(const AttentionCase& c, const AttentionInputs& inputs,
           const double pa = p * a;
           const double pz2 = pa * pa * s.keep * s.keep;
           const double dp2 = dout2[i] * v2[j] / value_columns * s.keep * s.keep;
-          const double ds2 = pa * pa * (dp2 + delta2);
+          // dP may be larger than rows of its size make it at random.
+          const double dp = s.keep * Dot(dout.row(i), v.row(j), c.value_dim);
+          const double ds2 = pa * pa * SquareOf(dp2 + delta2, dp - delta);
           const double scaled = ds2 * scale * scale;
-          out.Add(seq.batch, h, row, pz2 * v2[j]);
-          dv.Add(seq.batch, kv_head, seq.k_begin + j, pz2 * dout2[i]);
-          dq.Add(seq.batch, h, row, scaled * k2[j]);
-          dk.Add(seq.batch, kv_head, seq.k_begin + j, scaled * q2[i]);
-          dbias.Add(seq.index, h, i, ds2);
-          dalibi.Add(seq.index, h, 0, ds2 * s.distance * s.distance);
+          out.Add(seq.batch, h, row, 0, pz2 * v2[j]);
+          dv.Add(seq.batch, kv_head, seq.k_begin + j, 0, pz2 * dout2[i]);
+          dq.Add(seq.batch, h, row, 0, scaled * k2[j]);
+          dk.Add(seq.batch, kv_head, seq.k_begin + j, 0, scaled * q2[i]);
+          dbias.Add(seq.index, h, i, j, ds2);
+          dalibi.Add(seq.index, h, 0, 0, ds2 * s.distance * s.distance);
         }
         if (options.sinks.given()) {
           const double sink = ref::Load(options.sinks, 0, h, 0, 0);
           const double p = std::isfinite(lse) ? std::exp(sink - lse) : 0.0;
           const double a = 1.0 + score_error * (std::abs(sink) + std::abs(lse));
-          dsinks.Add(0, h, 0, p * p * a * a * delta2);
+          dsinks.Add(0, h, 0, 0, p * p * a * a * delta2);
         }
       }
     }
