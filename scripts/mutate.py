@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mutation run: changes one operator or constant of src/attention or src/reference at a time and asks the tests whether they see it.
 
-    scripts/mutate.py [--count N] [--seed N] [--folders A,B] [--build DIR] [--list] [FILE:LINE...]
+    scripts/mutate.py [--count N] [--seed N] [--part I/N] [--all-targets] [--folders A,B] [--build DIR] [--list] [FILE:LINE...]
 
-Each mutant is built and its suites run (few cases, AVX2 and plain C++) until one fails: killed. Those that no suite fails are printed
+Each mutant is built and its suites run (few cases, AVX2; with --all-targets on the best of this CPU too) until one fails: killed. Those that no suite fails are printed
 with their line: either a test is missing, or the change means nothing (a block's size, a hint), which the reader decides. Only in the
 functions of scripts/mutate_exempt.txt, of which it is argued that no result follows from what they do, survivors are a class of
 their own: no result changes.
@@ -104,7 +104,7 @@ def run(command, timeout, **options):
 class Tree:
     """A copy of the sources with a build of its own."""
 
-    def __init__(self, root, build):
+    def __init__(self, root, build, all_targets):
         self.root = build / "tree"
         self.build = build / "build"
         for name in ("src", "include", "tests", "cmake", "bench", "tools", "CMakeLists.txt"):
@@ -116,12 +116,13 @@ class Tree:
             subprocess.run(command, check=True)
         subprocess.run(
             ["cmake", "-S", self.root, "-B", self.build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DFA2_BUILD_TESTS=ON",
-             "-DCMAKE_CXX_FLAGS=-DHWY_DISABLED_TARGETS=6592", "-DFA2_TEST_AMX_EMULATED=OFF", "-DFA2_STATIC_AND_SHARED=OFF",
+             f"-DCMAKE_CXX_FLAGS=-DHWY_DISABLED_TARGETS={6848 if all_targets else 6592}", "-DFA2_TEST_AMX_EMULATED=OFF", "-DFA2_STATIC_AND_SHARED=OFF",
              "-DFA2_BUILD_BENCHMARKS=OFF", "-DFA2_BUILD_TOOLS=OFF", "-DFA2_BUILD_EXAMPLES=OFF"],
             check=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         self.suites = self._known()
-        self.environment = {**os.environ, "FA2_TEST_FEW_CASES": "2"}
+        best = {**os.environ, "FA2_TEST_FEW_CASES": "2"}
+        self.environments = [best, {**best, "FA2_MAX_TARGET": "avx2"}] if all_targets else [best]
         self.seconds = {}
 
     def _known(self):
@@ -136,11 +137,12 @@ class Tree:
         """The first suite that fails, is killed or takes ten times as long as it should; None where all pass."""
         for suite in self.suites:
             program = next(self.build.rglob(suite))
-            begin = time.monotonic()
-            result = run([program], 60 + 10 * self.seconds.get(suite, 60), env=self.environment)
-            if result is None or result.returncode != 0:
-                return suite
-            self.seconds.setdefault(suite, time.monotonic() - begin)
+            for environment in self.environments:
+                begin = time.monotonic()
+                result = run([program], 60 + 10 * self.seconds.get(suite, 60), env=environment)
+                if result is None or result.returncode != 0:
+                    return suite
+                self.seconds.setdefault(suite, time.monotonic() - begin)
         return None
 
 
@@ -148,6 +150,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="the I-th of N parts of the sample, for machines of many cores")
+    parser.add_argument("--all-targets", action="store_true", help="AVX-512 and AMX too")
     parser.add_argument("--folders", default="src/attention,src/reference")
     parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build-mutate"))
     parser.add_argument("--list", action="store_true", help="print the mutants, run nothing")
@@ -160,13 +164,15 @@ def main():
         sample = [m for m in everything if (m[0], str(m[1] + 1)) in places]
     else:
         sample = random.Random(args.seed).sample(everything, min(args.count, len(everything)))
+    part, parts = (int(number) for number in args.part.split("/"))
+    sample = sample[part - 1 :: parts]
     if args.list:
         for file, number, _, changed in sample:
             print(f"{file}:{number + 1}: {changed.strip()}")
         return 0
     exempt = read_exemptions(root / "scripts/mutate_exempt.txt")
     check_exemptions(root, exempt)
-    tree = Tree(root, args.build.resolve())
+    tree = Tree(root, args.build.resolve(), args.all_targets)
     built = tree.compile()
     if built is None or built.returncode != 0 or tree.failing() is not None:
         print("mutate.py: the tree does not build and pass as it is", file=sys.stderr)
