@@ -218,8 +218,9 @@ std::string Compare(const AttentionCase& c, const std::string& name,
   // A mean over few errors spreads: allow three deviations, where the number is
   // that of the rows which carry the weight. Roundings of equal elements (rows
   // or columns may repeat) are equal, so nothing is known of their mean.
-  const double few =
-      1.0 + 3.0 / std::sqrt(Weighty(magnitude2 / columns, magnitude4));
+  const double independent =
+      expected.one_error ? 1.0 : Weighty(magnitude2 / columns, magnitude4);
+  const double few = 1.0 + 3.0 / std::sqrt(independent);
   const double error = std::sqrt(error2);
   const double size =
       std::max(std::sqrt(value2) * amplification, std::sqrt(magnitude2));

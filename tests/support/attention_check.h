@@ -9,8 +9,9 @@
 // errors of relative size 1 would leave, so it stays where the value itself
 // cancels (dS of a row that sees one key is 0 = P * (dP - delta)). Magnitudes
 // are kept per row, [B, H, N, 1]; those of dbias per element. Where rows of
-// dout are one row in memory, errors of dS are not independent: its sums
-// (dbias, dalibi, dsinks) have the sum of the terms' sizes.
+// dout are one row in memory, their errors are not independent: what sums over
+// them (dv, dbias, dalibi, dsinks) has the sum of the terms' sizes, and nothing
+// averages out in the mean error of a gradient.
 #ifndef FA2_TESTS_SUPPORT_ATTENTION_CHECK_H_
 #define FA2_TESTS_SUPPORT_ATTENTION_CHECK_H_
 
@@ -34,6 +35,7 @@ Precisions PrecisionsOf(const AttentionCase& c);
 struct Expected {
   Tensor value;
   Tensor magnitude;
+  bool one_error = false;  // errors of rows may be the same one
 };
 
 struct ExpectedOutputs {

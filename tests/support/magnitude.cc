@@ -20,29 +20,31 @@ namespace ref = reference;
 class Squares {
  public:
   Squares(const Sizes& sizes, bool of_elements, bool in_phase)
-      : columns_(of_elements ? 1 : std::max<int64_t>(sizes[3], 1)),
+      : columns_(of_elements
+                     ? 1.0
+                     : static_cast<double>(std::max<int64_t>(sizes[3], 1))),
         in_phase_(in_phase) {
     tensor_ = MakeTensor(DType::kF64, {sizes[0], sizes[1], sizes[2],
                                        of_elements ? sizes[3] : 1});
     Fill(tensor_.view, 0.0);
   }
-  // Sizes of 1 are summed over.
+  // `square`: of the whole row. Sizes of 1 are summed over.
   void Add(int64_t b, int64_t h, int64_t i, int64_t j, double square) {
     const int64_t offset = ref::OffsetOf(tensor_.view, b, h, i, j);
+    const double of_element = square / columns_;
     static_cast<double*>(tensor_.view.data)[offset] +=
-        in_phase_ ? std::sqrt(square) : square;
+        in_phase_ ? std::sqrt(of_element) : of_element;
   }
   Tensor Root() {
-    const auto columns = static_cast<double>(columns_);
+    if (in_phase_) return tensor_;
     ForEachIndex(tensor_.view.sizes, [&](const Sizes& at) {
-      const double sum = Get(tensor_.view, at);
-      Set(tensor_.view, at, in_phase_ ? sum : std::sqrt(sum / columns));
+      Set(tensor_.view, at, std::sqrt(Get(tensor_.view, at)));
     });
     return tensor_;
   }
 
  private:
-  int64_t columns_;
+  double columns_;
   bool in_phase_;
   Tensor tensor_;
 };
@@ -99,13 +101,13 @@ void ComputeMagnitudes(const AttentionCase& c, const AttentionInputs& inputs,
       static_cast<double>(std::max<int64_t>(c.value_dim, 1));
   const double bias_max = MaxAbs(options.bias);
   const double slope_max = MaxAbs(options.alibi_slopes);
-  // Rows of dout that are one row have one error of dP - delta, where they see
-  // one key. What sums dS over them sums it in phase.
+  // Rows of dout that are one row have one rounding, and one error of dP -
+  // delta where they see one key. What sums over them sums these in phase.
   const bool in_phase = c.dout_broadcast[1] || c.dout_broadcast[2];
   Squares out(inputs.dout.view.sizes, false, false);
   Squares dq(inputs.q.view.sizes, false, false);
   Squares dk(inputs.k.view.sizes, false, false);
-  Squares dv(inputs.v.view.sizes, false, false);
+  Squares dv(inputs.v.view.sizes, false, in_phase);
   Squares dbias(SizesOr(inputs.bias), true, in_phase);
   Squares dalibi(SizesOr(inputs.alibi_slopes), true, in_phase);
   Squares dsinks(SizesOr(inputs.sinks), true, in_phase);
@@ -184,6 +186,11 @@ void ComputeMagnitudes(const AttentionCase& c, const AttentionInputs& inputs,
   expected->dbias.magnitude = dbias.Root();
   expected->dalibi.magnitude = dalibi.Root();
   expected->dsinks.magnitude = dsinks.Root();
+  for (Expected* gradient :
+       {&expected->dq, &expected->dk, &expected->dv, &expected->dbias,
+        &expected->dalibi, &expected->dsinks}) {
+    gradient->one_error = in_phase;
+  }
   expected->amplification = weight > 0.0 ? amplified / weight : 1.0;
 }
 
