@@ -140,6 +140,10 @@ class Reach {
     }
   }
 
+  Interval OwnKeys(const BlockRows& queries) const {
+    return reach_->OwnKeys(queries);
+  }
+
   bool Hides(int64_t head, int64_t q, int64_t k) const {
     const Interval queries{q, std::min(q + simd::kTileQueries, attention_.nq)};
     const Interval keys{k, std::min(k + simd::kTileKeys, attention_.nk)};
@@ -236,6 +240,24 @@ TEST(AlibiReach, GentleSlopesHideNothing) {
       EXPECT_FALSE(reach.Hides(0, q, k)) << slope << " " << q << " " << k;
     });
   }
+}
+
+// The keys at the queries' own positions, which are counted from the last key.
+TEST(AlibiReach, OwnKeysAreThoseOnTheDiagonal) {
+  const auto own = [](const Attention& a, Interval rows) {
+    const Reach reach(a);
+    return reach.OwnKeys({0, 0, rows});
+  };
+  const auto expect = [&](const Attention& a, Interval rows, Interval keys) {
+    const Interval found = own(a, rows);
+    EXPECT_EQ(found.begin, keys.begin);
+    EXPECT_EQ(found.end, keys.end);
+  };
+  expect(Attention(300, 300, kSlopes), {32, 96}, {32, 96});
+  expect(Attention(200, 300, kSlopes), {32, 96}, {132, 196});
+  expect(Attention(300, 200, kSlopes), {64, 192}, {0, 92});
+  EXPECT_TRUE(own(Attention(300, 200, kSlopes), {0, 64}).empty());
+  EXPECT_TRUE(own(Attention(300, 300, {0.0f, 1.0f}), {32, 96}).empty());
 }
 
 // A bias might raise any score. And what is taken must not follow from slopes.

@@ -229,6 +229,22 @@ TEST_P(PlanTest, ByListedBlocks) {
   EXPECT_EQ(of_heads[1], 32 * kBlock);
 }
 
+// Panels of sequences one after another do not overlap, and few are spare.
+TEST(PanelsBefore, LeavesRoomForEverySequence) {
+  for (const int64_t size : {1, 4, 16, 64}) {
+    int64_t rows = 0, sequences = 0, used = 0;
+    for (const int64_t of_sequence : {0, 1, 64, 63, 200, 0, 17, 1}) {
+      const int64_t begin = PanelsBefore(rows, sequences, size);
+      EXPECT_GE(begin, used);
+      EXPECT_LE(begin, rows / size + sequences);
+      used = begin + CeilDiv(of_sequence, size);
+      rows += of_sequence;
+      ++sequences;
+    }
+    EXPECT_GE(PanelsBefore(rows, sequences, size), used);
+  }
+}
+
 // Every head of every sequence is in one head batch, whose tasks or items are
 // its own; and what lies in a head batch's arrays does not overlap.
 TEST_P(PlanTest, HeadBatchesCoverTheProblem) {

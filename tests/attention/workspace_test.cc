@@ -136,6 +136,54 @@ TEST(AttentionWorkspace, DoesNotGrowWithTheBatchOnOneThread) {
   EXPECT_LE(backward[1], backward[0] + 4096);
 }
 
+// Bytes of workspace that an option adds to a call are bounded by what it
+// keeps: rows' statistics, a block's scores.
+TEST(AttentionWorkspace, OptionsTakeWhatTheyKeep) {
+  const Contexts contexts({1});
+  struct Use {
+    size_t forward = 0, backward = 0;
+  };
+  const auto use_of = [&](const AttentionCase& c) {
+    const AttentionInputs inputs = MakeInputs(c);
+    const AttentionOutputs outputs = MakeOutputs(c, inputs);
+    Context* const context = contexts.list()[0];
+    Use use;
+    EXPECT_TRUE(AttentionForwardWorkspace(ForwardArgs(inputs, outputs),
+                                          &use.forward, context)
+                    .ok());
+    EXPECT_TRUE(AttentionBackwardWorkspace(BackwardArgs(c, inputs, outputs),
+                                           &use.backward, context)
+                    .ok());
+    return use;
+  };
+  AttentionCase plain;
+  plain.dtype = DType::kBF16;
+  plain.heads = plain.kv_heads = 4;
+  plain.nq = plain.nk = 1024;
+  plain.head_dim = plain.value_dim = 64;
+  const Use least = use_of(plain);
+  const auto expect = [&](const char* option, const AttentionCase& c,
+                          size_t forward, size_t backward) {
+    const Use use = use_of(c);
+    EXPECT_LE(use.forward, least.forward + forward) << option;
+    EXPECT_LE(use.backward, least.backward + backward) << option;
+  };
+  AttentionCase c = plain;
+  c.alibi = true;
+  expect("alibi", c, 8 << 10, 8 << 10);
+  c = plain;
+  c.bias = DType::kF32;
+  expect("bias", c, 96 << 10, 64 << 10);
+  c.bias_broadcast = {true, false, false, false};
+  expect("shared bias", c, 96 << 10, 64 << 10);
+  c = plain;
+  c.bias = DType::kBool;
+  expect("mask", c, 96 << 10, 64 << 10);
+  c = plain;
+  c.dropout_p = 0.5;
+  expect("dropout", c, 128 << 10, 64 << 10);
+}
+
 void ExpectOutOfMemory(const ContextOptions& options) {
   std::unique_ptr<Context> context;
   const Status made = Context::Create(options, &context);

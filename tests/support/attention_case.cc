@@ -70,6 +70,8 @@ Qkv MakeQkv(const AttentionCase& c, const Shape& shape, DType dtype,
 Tensor MakePrefixSums(DType dtype, const std::vector<int64_t>& lengths) {
   Tensor sums =
       MakeTensor(dtype, {1, 1, 1, static_cast<int64_t>(lengths.size()) + 1});
+  // Strides of one element count for nothing.
+  for (int d = 0; d < 3; ++d) sums.view.strides[d] = int64_t{1} << (40 + d);
   int64_t sum = 0;
   Set(sums.view, {0, 0, 0, 0}, 0.0);
   for (size_t n = 0; n < lengths.size(); ++n) {
