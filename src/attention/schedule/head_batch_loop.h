@@ -4,6 +4,7 @@
 #ifndef FA2_SRC_ATTENTION_SCHEDULE_HEAD_BATCH_LOOP_H_
 #define FA2_SRC_ATTENTION_SCHEDULE_HEAD_BATCH_LOOP_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "src/attention/schedule/head_batches.h"
@@ -22,6 +23,27 @@ void AssignBatchScratch(const HeadBatches& head_batches, BatchScratch* batches,
   }
 }
 
+// Position i of a list of `count` in the order in which each of `workers`
+// workers has a stretch of it: worker w begins with items w, w + workers and so
+// on (threading::Team::For).
+inline int64_t InStretches(int64_t i, int64_t count, int64_t workers) {
+  const int64_t worker = i % workers;
+  return worker * (count / workers) + std::min(worker, count % workers) +
+         i / workers;
+}
+
+// Who works at head batch i, and what is read ahead beside it: the one `step`
+// further on.
+template <class BatchScratch>
+void SetReadAhead(const HeadBatches& head_batches, bool alone, int64_t i,
+                  int64_t step, BatchScratch* batch) {
+  const int64_t next = i + step;
+  batch->alone = alone;
+  batch->next = alone && next < static_cast<int64_t>(head_batches.list.size())
+                    ? &head_batches.list[next]
+                    : nullptr;
+}
+
 // Calls run(team, batch) for every head batch, after batch.heads has been set
 // to it: the team is the whole one or, where head batches are for one worker,
 // that worker alone. batch.alone says so, and batch.next is then the one that
@@ -30,21 +52,24 @@ template <class BatchScratch, class Run>
 void ForEachHeadBatch(const HeadBatches& head_batches, threading::Team& team,
                       BatchScratch* batches, const Run& run) {
   const int64_t count = static_cast<int64_t>(head_batches.list.size());
-  const auto set = [&](BatchScratch& batch, int64_t i, int64_t next) {
-    batch.heads = &head_batches.list[i];
-    batch.next = next < count ? &head_batches.list[next] : nullptr;
-    batch.alone = head_batches.alone || team.num_threads() == 1;
-  };
   if (head_batches.alone) {
-    team.For(count, [&](int64_t i, int worker) {
+    // Where all take as long, neighbours in memory are one worker's.
+    const bool stretches =
+        head_batches.list.front().cost == head_batches.list.back().cost;
+    const int workers = team.num_threads();
+    team.For(count, [&](int64_t item, int worker) {
+      const int64_t i = stretches ? InStretches(item, count, workers) : item;
+      BatchScratch& batch = batches[worker];
+      batch.heads = &head_batches.list[i];
+      SetReadAhead(head_batches, true, i, stretches ? 1 : workers, &batch);
       threading::Team alone(1, worker);
-      set(batches[worker], i, i + team.num_threads());
-      run(alone, batches[worker]);
+      run(alone, batch);
     });
     return;
   }
   for (int64_t i = 0; i < count; ++i) {
-    set(batches[0], i, team.num_threads() == 1 ? i + 1 : count);
+    batches[0].heads = &head_batches.list[i];
+    SetReadAhead(head_batches, team.num_threads() == 1, i, 1, &batches[0]);
     run(team, batches[0]);
   }
 }
