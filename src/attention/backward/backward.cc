@@ -231,15 +231,19 @@ void ProcessPair(const BackwardState& call, WorkerBuffers& worker,
   }
 }
 
+// The pair whose bias is prefetched beside the products of pair i.
+PairRows PairAfter(const BackwardState& call, const BlockPairs& pairs,
+                   int64_t i) {
+  return i + 1 < pairs.size() ? call.plan.Rows(pairs[i + 1]) : PairRows();
+}
+
 // All pairs of a list, as the steps of an item from `first_step` on.
 void ProcessPairs(const BackwardState& call, WorkerBuffers& worker,
                   const KeySplitTask& task, const BlockPairs& pairs,
                   Wavefront::Semaphore* semaphore, int64_t first_step) {
   const int64_t count = pairs.size();
   for (int64_t i = 0; i < count; ++i) {
-    const PairRows next =
-        i + 1 < count ? call.plan.Rows(pairs[i + 1]) : PairRows();
-    ProcessPair(call, worker, task, pairs[i], next,
+    ProcessPair(call, worker, task, pairs[i], PairAfter(call, pairs, i),
                 DqSemaphore(semaphore, first_step + i));
   }
 }

@@ -83,6 +83,21 @@ void ReadAheadOfKeys(const ForwardState& call, ForwardWorker& worker,
   worker.ahead.Add(call.problem.v, next);
 }
 
+// Beside the first item of a head batch's.
+void ReadAheadOfHead(const ForwardState& call, const ForwardBatch& batch,
+                     int64_t pairs, ForwardWorker& worker) {
+  if (batch.next == nullptr) return;
+  worker.ahead.Begin(pairs);
+  AddNextHead(call, batch, &worker.ahead);
+}
+
+// The block pair whose bias is prefetched beside the products of these keys.
+PairRows PairAfter(const ForwardSequence& s, const BlockRows& queries,
+                   const BlockId& keys) {
+  if (keys.block + 1 >= s.keys.count()) return {};
+  return {queries, s.keys.Rows({keys.sequence, keys.head, keys.block + 1})};
+}
+
 // Packs a block's queries and says how far ALiBi lets them see.
 void PackQueries(const ForwardState& call, const ForwardWorker& worker,
                  const BlockRows& queries) {
@@ -128,11 +143,9 @@ bool ProcessPairs(const ForwardState& call, ForwardWorker& worker,
        b < s.keys.count() && b * s.keys.size < seen.end; ++b) {
     const BlockId keys = {id.sequence, kv_head, b};
     const PairRows pair = {queries, s.keys.Rows(keys)};
-    PairRows next;
-    if (b + 1 < s.keys.count()) {
-      next = {queries, s.keys.Rows({id.sequence, kv_head, b + 1})};
+    if (!worker.scores.Prepare(pair, PairAfter(s, queries, keys), &block)) {
+      continue;
     }
-    if (!worker.scores.Prepare(pair, next, &block)) continue;
     if (call.plan.keys_in_turn) {
       PackK(call, worker, keys);
       PackV(call, worker, keys);
@@ -237,12 +250,11 @@ void ProcessHeadBatch(const ForwardState& call, const ForwardBatch& batch,
     (item < count ? PackK : PackV)(call, call.buffers.worker(worker), id);
   });
   team.For(heads.items.size(), [&](int64_t item, int worker) {
-    if (item == 0 && batch.next != nullptr) {
-      ReadAhead& ahead = call.buffers.worker(worker).ahead;
-      ahead.Begin(heads.items.size() * blocks.size());
-      AddNextHead(call, batch, &ahead);
+    ForwardWorker& buffers = call.buffers.worker(worker);
+    if (item == 0) {
+      ReadAheadOfHead(call, batch, heads.items.size() * blocks.size(), buffers);
     }
-    ProcessQueryBlock(call, call.buffers.worker(worker),
+    ProcessQueryBlock(call, buffers,
                       call.plan.items[heads.items.begin + item].queries);
   });
 }

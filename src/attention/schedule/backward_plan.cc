@@ -163,6 +163,19 @@ void CutSequences(const Problem& problem, const simd::Engine& engine,
   }
 }
 
+// Items of one step that do not wait for one another, at most.
+int64_t ItemsAtOnce(const Problem& problem, const BackwardPlan& plan) {
+  if (plan.head_batches.alone) {
+    return static_cast<int64_t>(plan.head_batches.list.size());
+  }
+  int64_t items = std::max(plan.largest_batch.items, plan.largest_batch.tasks);
+  for (const HeadBatch& batch : plan.head_batches.list) {
+    items = std::max(items, plan.QueryBlocks(batch).size() *
+                                batch.kv_heads.size() * problem.group());
+  }
+  return items;
+}
+
 // Empties a plan. What its lists have allocated stays.
 void Clear(BackwardPlan* plan) {
   BackwardPlan empty;
@@ -217,7 +230,6 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
   if (shared) least = std::max(least, 1.0);
   if (use.share_heads) least = static_cast<double>(problem.kv_heads);
   CutHeadBatches(problem, total, least, &plan->head_batches.list);
-  int64_t steps = 0;  // of items that do not wait for one another
   for (HeadBatch& batch : plan->head_batches.list) {
     if (batch.kv_heads.begin == 0) PlaceInBatch(batch, plan);
     plan->largest_batch.items = std::max(plan->largest_batch.items,
@@ -226,8 +238,6 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
         std::max(plan->largest_batch.heads, batch.kv_heads.size());
     plan->largest_batch.tasks = std::max(plan->largest_batch.tasks,
                                          batch.items.end - batch.items.begin);
-    steps = std::max(steps, plan->QueryBlocks(batch).size() *
-                                batch.kv_heads.size() * problem.group());
   }
   plan->queries_in_turn = one_block && !shared && batch_threads == 1 &&
                           plan->order == LoopOrder::kKeyOuter &&
@@ -240,11 +250,8 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
                         (use.share_batch && sequence_count > 1) ||
                         plan->order != LoopOrder::kKeyOuter;
   SortAlone(&plan->head_batches);
-  steps = plan->head_batches.alone
-              ? static_cast<int64_t>(plan->head_batches.list.size())
-              : std::max({plan->largest_batch.items, plan->largest_batch.tasks,
-                          steps});
-  plan->workers = UsefulWorkers(use.threads, operations, steps);
+  plan->workers =
+      UsefulWorkers(use.threads, operations, ItemsAtOnce(problem, *plan));
 }
 
 }  // namespace fa2::attention

@@ -53,6 +53,20 @@ void ListItems(const Problem& problem, HeadBatch* batch, ForwardPlan* plan) {
             });
 }
 
+// Items of one step, at most.
+int64_t ItemsAtOnce(const ForwardPlan& plan) {
+  if (plan.head_batches.alone) {
+    return static_cast<int64_t>(plan.head_batches.list.size());
+  }
+  int64_t items = 0;
+  for (const HeadBatch& batch : plan.head_batches.list) {
+    items =
+        std::max({items, batch.items.size(),
+                  2 * plan.KeyBlocks(batch).size() * batch.kv_heads.size()});
+  }
+  return items;
+}
+
 }  // namespace
 
 void PlanForward(const Problem& problem, const simd::Engine& engine,
@@ -123,7 +137,6 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
       LeastHeadBatch(problem, operations, plan->head_batches.threads(threads),
                      kForwardBatchItems, query_blocks * problem.group(), 1);
   CutHeadBatches(problem, pairs, least, &plan->head_batches.list);
-  int64_t steps = 0;  // items of one step
   for (HeadBatch& batch : plan->head_batches.list) {
     if (batch.kv_heads.begin == 0) {
       int64_t rows = 0;
@@ -136,18 +149,12 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
     plan->largest_batch.heads =
         std::max(plan->largest_batch.heads, batch.kv_heads.size());
     ListItems(problem, &batch, plan);
-    steps =
-        std::max({steps, batch.items.end - batch.items.begin,
-                  2 * plan->KeyBlocks(batch).size() * batch.kv_heads.size()});
   }
   if (plan->keys_in_turn) plan->largest_batch.k_rows = plan->blocks.keys;
   plan->keys_ahead =
       plan->keys_in_turn ? plan->blocks.keys : problem.most_keys();
   SortAlone(&plan->head_batches);
-  if (plan->head_batches.alone) {
-    steps = static_cast<int64_t>(plan->head_batches.list.size());
-  }
-  plan->workers = UsefulWorkers(threads, operations, steps);
+  plan->workers = UsefulWorkers(threads, operations, ItemsAtOnce(*plan));
 }
 
 }  // namespace fa2::attention

@@ -53,7 +53,8 @@ BlockScores::TileSum BlockScores::FindTiles(const PairRows& pair, bool in_range,
   const int64_t rows = CeilDiv(counted, simd::kTileKeys);
   // Columns of tiles in one panel, of which the engine looks at a state for
   // all.
-  const int64_t of_panel = engine_.query_panel / simd::kTileQueries;
+  const int64_t of_panel =
+      std::max<int64_t>(1, engine_.query_panel / simd::kTileQueries);
   const TileState* of_neighbour = nullptr;
   TileSum sum;
   for (int64_t c = 0; c < columns; ++c) {
@@ -64,7 +65,7 @@ BlockScores::TileSum BlockScores::FindTiles(const PairRows& pair, bool in_range,
     const TileState* const of_bias =
         by_bias ? bias_tiles_.Row(pair.queries.sequence, pair.queries.head, q)
                 : nullptr;
-    if (of_panel <= 1 || c % of_panel == 0) of_neighbour = nullptr;
+    if (c % of_panel == 0) of_neighbour = nullptr;
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t k = pair.keys.begin() + r * simd::kTileKeys;
       TileState state =
