@@ -83,6 +83,42 @@ TEST(AttentionNonfinite, NanReachesWhatDependsOnIt) {
   }
 }
 
+// Few queries, whose keys are not packed: of one part and of several.
+TEST(AttentionNonfinite, OfFewQueries) {
+  const Contexts contexts({1, 3});
+  for (const DType dtype :
+       {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}) {
+    for (const int64_t nk : {83, 700}) {
+      for (const bool windowed : {false, true}) {
+        for (const char name : {'q', 'k', 'v', 'd'}) {
+          for (const double value : {kNan, kInfinity}) {
+            // An infinite score: see below.
+            if (std::isinf(value) && (name == 'q' || name == 'k')) continue;
+            AttentionCase c = BaseCase(dtype);
+            c.nq = 2;
+            c.nk = nk;
+            if (windowed) c.window_left = 30;
+            const auto poison = [&](AttentionInputs* in) {
+              switch (name) {
+                case 'q':
+                  return Set(in->q.view, {0, 2, 1, 5}, value);
+                case 'k':
+                  return Set(in->k.view, {0, 1, nk - 20, 39}, value);
+                case 'v':
+                  return Set(in->v.view, {0, 1, nk - 20, 32}, value);
+                default:
+                  return Set(in->dout.view, {0, 3, 1, 7}, value);
+              }
+            };
+            SCOPED_TRACE(name);
+            ExpectAttention(c, MakeInputs(c, poison), contexts.list());
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(AttentionNonfinite, InfinityReachesWhatDependsOnIt) {
   const Contexts contexts({2});
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {

@@ -152,11 +152,12 @@ void ComputeMagnitudes(const AttentionCase& c, const AttentionInputs& inputs,
               1.0 + score_error *
                         (std::abs(s.value) + std::abs(lse) + options.softcap +
                          bias_max + slope_max * s.distance);
-          if (std::isfinite(p * a)) {
-            amplified += p * a;
+          // A score of -inf adds nothing.
+          const double pa = p > 0.0 ? p * a : p;
+          if (std::isfinite(pa)) {
+            amplified += pa;
             weight += p;
           }
-          const double pa = p * a;
           const double pz2 = pa * pa * s.keep * s.keep;
           const double dp2 = dout2[i] * v2[j] / value_columns * s.keep * s.keep;
           // dP may be larger than rows of its size make it at random.
