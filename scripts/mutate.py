@@ -31,8 +31,8 @@ CHANGES = [
 ]  # fmt: skip
 SUITES = [
     "reference_gradient_test", "reference_error_test", "attention_alibi_reach_test", "attention_error_test", "attention_random_test", "attention_edge_test", "attention_mask_test",
-    "attention_block_mask_test", "attention_bias_test", "attention_alibi_test", "attention_nonfinite_test", "attention_plan_test", "attention_workspace_test",
-    "attention_grid_test", "attention_head_batch_test", "attention_page_edge_test",
+    "attention_block_mask_test", "attention_bias_test", "attention_alibi_test", "attention_nonfinite_test", "attention_mask_pairs_test", "attention_plan_test", "attention_plan_workers_test", "attention_plan_table_test", "attention_workspace_test",
+    "attention_grid_test", "attention_head_batch_test", "attention_page_edge_test", "attention_large_scores_test",
 ]  # fmt: skip
 
 

@@ -3,12 +3,15 @@
 // What plans share the work out by: every pair of a block that is seen counts.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
 #include "fa2/attention.h"
 #include "src/attention/call/mask.h"
+#include "src/attention/call/problem.h"
+#include "tests/support/attention_case.h"
 
 namespace fa2::attention {
 namespace {
@@ -46,6 +49,86 @@ TEST(Mask, PairsOfBlocks) {
         }
       }
     }
+  }
+}
+
+// A block is hidden or visible if all of its pairs are.
+TEST(Mask, StatesOfBlocks) {
+  AttentionOptions full, causal, window;
+  causal.causal = Causal::kBottomRight;
+  window.window_left = 9;
+  window.window_right = 4;
+  for (const AttentionOptions& options : {full, causal, window}) {
+    for (const auto& [nq, nk] :
+         std::vector<std::pair<int64_t, int64_t>>{{24, 24}, {24, 9}, {9, 24}}) {
+      const Mask mask(options, nq, nk);
+      for (int64_t q = 0; q < nq; ++q) {
+        for (int64_t k = 0; k < nk; ++k) {
+          for (const int64_t size : {1, 3, 8}) {
+            const Interval queries = {q, q + size};
+            const Interval keys = {k, std::min(k + size, nk)};
+            double in_range = 0.0;
+            for (int64_t i = q; i < std::min(q + size, nq); ++i) {
+              in_range += static_cast<double>(keys.size());
+            }
+            const double seen = mask.Pairs({q, std::min(q + size, nq)}, keys);
+            EXPECT_EQ(mask.State(queries, keys),
+                      seen == 0.0        ? simd::TileState::kHidden
+                      : seen == in_range ? simd::TileState::kVisible
+                                         : simd::TileState::kPartial)
+                << nq << " x " << nk << ", " << size << " from " << q << ", "
+                << k;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Packed sequences under lists of blocks, which are of all rows: the mean of
+// the heads.
+TEST(Problem, PairsOfListedBlocks) {
+  for (const bool of_heads : {false, true}) {
+    test::AttentionCase c;
+    c.dtype = DType::kF32;
+    c.heads = 2;
+    c.kv_heads = 1;
+    c.head_dim = c.value_dim = 4;
+    c.lengths_q = {20, 50, 3};
+    c.lengths_k = {40, 50, 17};
+    c.causal = Causal::kBottomRight;
+    c.block_size = {16, 16};
+    c.block_broadcast = {true, !of_heads};
+    c.blocks_partial = 0.4;
+    c.blocks_full = 0.2;
+    const test::AttentionInputs inputs = test::MakeInputs(c);
+    const test::AttentionOutputs outputs = test::MakeOutputs(c, inputs);
+    Problem problem;
+    const Status status =
+        CheckForward(test::ForwardArgs(inputs, outputs), &problem);
+    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_EQ(problem.sequences.size(), 3u);
+    EXPECT_EQ(problem.heads_differ(), of_heads);
+    double all = 0.0;
+    for (const Sequence& s : problem.sequences) {
+      double pairs = 0.0;
+      for (int64_t h = 0; h < 2; ++h) {
+        double of_head = 0.0;
+        for (int64_t i = 0; i < s.nq(); ++i) {
+          const Interval seen = s.mask.Keys(i);
+          for (int64_t k = seen.begin; k < seen.end; ++k) {
+            of_head += problem.AnyListed(s, h, {i, i + 1}, {k, k + 1}) ? 1 : 0;
+          }
+        }
+        EXPECT_EQ(problem.Pairs(s, {h, h + 1}, {0, s.nq()}, {0, s.nk()}),
+                  of_head);
+        pairs += of_head;
+      }
+      EXPECT_EQ(s.pairs, pairs / 2.0);
+      all += s.pairs;
+    }
+    EXPECT_EQ(problem.pairs(), all);
+    EXPECT_GT(all, 0.0);
   }
 }
 

@@ -102,9 +102,7 @@ void StoreItem(const FewForwardState& call, const FewQueriesItem& item,
   const TensorView& lse = call.args.lse;
   const T* const max = reinterpret_cast<const T*>(rows.max);
   T* const sum = reinterpret_cast<T*>(rows.sum);
-  const RowStart start =
-      lse.given() ? StatisticsStart(problem, lse, item.part->sequence)
-                  : RowStart{0, 0};
+  const RowStart start = StatisticsStart(problem, lse, item.part->sequence);
   ForQueryRows(problem, item, [&](const TensorRows& at, int64_t first) {
     float sink = 0.0f;
     if (sinks.given()) memcpy(&sink, At(sinks, 0, at.head, 0), sizeof(sink));

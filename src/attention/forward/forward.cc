@@ -190,8 +190,7 @@ void FinishRows(const ForwardState& call, const ForwardWorker& worker,
   const TensorView& lse_out = call.args.lse;
   const bool store_lse = lse_out.given();
   const RowStart start =
-      store_lse ? StatisticsStart(call.problem, lse_out, queries.sequence)
-                : RowStart{0, 0};
+      StatisticsStart(call.problem, lse_out, queries.sequence);
   for (int64_t i = 0; i < queries.size(); ++i) {
     RowState<T> row;
     if (any) row = {row_max[i], row_sum[i], row_weight[i]};
