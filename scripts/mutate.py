@@ -4,10 +4,10 @@
 
     scripts/mutate.py [--count N] [--seed N] [--part I/N] [--all-targets] [--folders A,B] [--build DIR] [--list] [FILE:LINE...]
 
-Each mutant is built and its suites run (few cases, AVX2; with --all-targets on the best of this CPU too) until one fails: killed. Those that no suite fails are printed
-with their line: either a test is missing, or the change means nothing (a block's size, a hint), which the reader decides. Only in the
-functions of scripts/mutate_exempt.txt, of which it is argued that no result follows from what they do, survivors are a class of
-their own: no result changes.
+Each mutant is built and its suites run (few cases, AVX2; with --all-targets on the best of this CPU and its lanes too) until one fails: killed. Those that no suite fails are printed
+with their line: either a test is missing, or the change means nothing (a block's size, a hint), which the reader decides. Two classes of
+survivors are counted apart: those in functions of scripts/mutate_exempt.txt, of which it is argued that no result follows from what they
+do, and default values of members in headers, which mostly are set before they are read.
 Sources are changed in a copy of the tree, build-mutate/tree. About a minute a mutant on two cores.
 """
 import argparse
@@ -71,6 +71,11 @@ def function_of(lines, number):
     return ""
 
 
+def is_default(file, line):
+    """Whether a line of a header gives a member of a class, or of one in it, its value: numbers and truth alone."""
+    return file.endswith(".h") and re.match(r"( {2}| {4})[\w:<>]+( \w+ = (\d[\d.]*|true|false)[,;])+\s*(//.*)?$", line) is not None
+
+
 def read_exemptions(path):
     """(path, function) pairs."""
     exempt = set()
@@ -122,7 +127,10 @@ class Tree:
         )  # fmt: skip
         self.suites = self._known()
         best = {**os.environ, "FA2_TEST_FEW_CASES": "2"}
-        self.environments = [best, {**best, "FA2_MAX_TARGET": "avx2"}] if all_targets else [best]
+        self.environments = [best]
+        if all_targets:
+            lanes = {"FA2_ENGINE": "f32", "FA2_TEST_OTHER_ENGINE": "1"}
+            self.environments += [{**best, "FA2_MAX_TARGET": "avx2"}, {**best, **lanes}]
         self.seconds = {}
 
     def _known(self):
@@ -178,7 +186,7 @@ def main():
         print("mutate.py: the tree does not build and pass as it is", file=sys.stderr)
         return 2
     print(f"{len(everything)} mutants in {args.folders}; {len(sample)} of them with {len(tree.suites)} suites", flush=True)
-    counts = {"killed": 0, "not compiled": 0, "no result changes": 0, "SURVIVED": 0}
+    counts = {"killed": 0, "not compiled": 0, "no result changes": 0, "default value": 0, "SURVIVED": 0}
     for file, number, line, changed in sample:
         path = tree.root / file
         original = path.read_text(encoding="utf-8")
@@ -195,7 +203,8 @@ def main():
                     verdict, by = "killed", " by " + by
                 else:
                     known = (file, function_of(lines, number)) in exempt
-                    verdict, by = "no result changes" if known else "SURVIVED", ""
+                    verdict = "no result changes" if known else "default value" if is_default(file, line) else "SURVIVED"
+                    by = ""
         finally:
             path.write_text(original, encoding="utf-8")
             shutil.copystat(root / file, path)
@@ -204,7 +213,8 @@ def main():
         print(f"{verdict}{by}: {file}:{number + 1}: {line.strip()}  ->  {changed.strip()}", flush=True)
     tried = counts["killed"] + counts["SURVIVED"]
     print(f"{counts['killed']} of {tried} killed ({100 * counts['killed'] / max(tried, 1):.0f}%), "
-          f"{counts['no result changes']} change no result, {counts['not compiled']} did not compile")  # fmt: skip
+          f"{counts['no result changes']} change no result, {counts['default value']} default values, "
+          f"{counts['not compiled']} did not compile")  # fmt: skip
     return 0
 
 

@@ -50,6 +50,7 @@ std::vector<NamedProblem> Problems() {
   add({16, 16, 4096, 64, false});
   add({8, 1, 8192, 128, false, 4});
   add({8, 4, 300, 128, true, 4});
+  add({1, 2, 1000, 64, true, 16});
   add({3, 9, 20, 64, false});
   add({2, 0, 10, 64, false});
   const auto packed = [&all](int64_t heads, const char* name,

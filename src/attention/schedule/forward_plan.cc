@@ -78,7 +78,7 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
   plan->workers = 1;
   plan->largest_batch = {};
   plan->k_blocks = 0;
-  plan->blocks = {0, 0};
+  plan->blocks = {};
   const int64_t query_unit = BlockUnit(engine.query_panel, simd::kTileQueries);
   const int64_t key_unit = BlockUnit(engine.key_panel, simd::kTileKeys);
   simd::BlockSizes preferred =
