@@ -4,7 +4,6 @@
 #ifndef FA2_SRC_ATTENTION_SCHEDULE_HEAD_BATCH_LOOP_H_
 #define FA2_SRC_ATTENTION_SCHEDULE_HEAD_BATCH_LOOP_H_
 
-#include <algorithm>
 #include <cstdint>
 
 #include "src/attention/schedule/head_batches.h"
@@ -21,15 +20,6 @@ void AssignBatchScratch(const HeadBatches& head_batches, BatchScratch* batches,
   for (int i = 0; workers != nullptr && i < count; ++i) {
     workers[i].batch = batches + (head_batches.alone ? i : 0);
   }
-}
-
-// Position i of a list of `count` in the order in which each of `workers`
-// workers has a stretch of it: worker w begins with items w, w + workers and so
-// on (threading::Team::For).
-inline int64_t InStretches(int64_t i, int64_t count, int64_t workers) {
-  const int64_t worker = i % workers;
-  return worker * (count / workers) + std::min(worker, count % workers) +
-         i / workers;
 }
 
 // Who works at head batch i, and what is read ahead beside it: the one `step`
@@ -53,15 +43,10 @@ void ForEachHeadBatch(const HeadBatches& head_batches, threading::Team& team,
                       BatchScratch* batches, const Run& run) {
   const int64_t count = static_cast<int64_t>(head_batches.list.size());
   if (head_batches.alone) {
-    // Where all take as long, neighbours in memory are one worker's.
-    const bool stretches =
-        head_batches.list.front().cost == head_batches.list.back().cost;
-    const int workers = team.num_threads();
-    team.For(count, [&](int64_t item, int worker) {
-      const int64_t i = stretches ? InStretches(item, count, workers) : item;
+    team.For(count, [&](int64_t i, int worker) {
       BatchScratch& batch = batches[worker];
       batch.heads = &head_batches.list[i];
-      SetReadAhead(head_batches, true, i, stretches ? 1 : workers, &batch);
+      SetReadAhead(head_batches, true, i, team.num_threads(), &batch);
       threading::Team alone(1, worker);
       run(alone, batch);
     });
