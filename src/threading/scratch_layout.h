@@ -29,8 +29,10 @@ class ScratchLayout {
   }
 
   // `count` objects T(owner, this), each followed by the arrays that it takes.
+  // They are of different workers, who must not write to the same cache lines.
   template <typename T, class Owner>
   T* Construct(int count, const Owner& owner) {
+    static_assert(alignof(T) % kWorkspaceAlignment == 0);
     T* const objects = Take<T>(static_cast<size_t>(count));
     for (int i = 0; i < count; ++i) {
       if (objects == nullptr) {

@@ -62,7 +62,6 @@ void PackQueries(const BackwardState& call, const WorkerBuffers& worker,
   const QueryOperands to = worker.Queries(id);
   const AlibiReach& reach = call.buffers.alibi_reach;
 
-  call.buffers.QNonFinite(id) = call.buffers.DoutNonFinite(id) = 0;
   const Sequence& s = call.problem.sequences[id.sequence];
   if (!call.problem.AnyListed(s, id.head, queries.rows, {0, s.nk()})) {
     PrepareRowStatistics(call, worker, queries, to);
@@ -70,15 +69,17 @@ void PackQueries(const BackwardState& call, const WorkerBuffers& worker,
   }
 
   const simd::Rows q = worker.rows.Read(call.problem.q, at);
-  call.buffers.QNonFinite(id) =
+  const bool q_non_finite =
       Pack(call.engine, q, queries.padded, Role::kScoreRight, to.q_score,
            Role::kGradRight, call.args.dk.given(), to.q_grad);
+  if (q_non_finite) call.buffers.QNonFinite(id) = 1;
   reach.SeeQueries(queries, q);
 
   const simd::Rows dout = worker.rows.Read(call.args.dout, at);
-  call.buffers.DoutNonFinite(id) =
+  const bool dout_non_finite =
       Pack(call.engine, dout, queries.padded, Role::kScoreRight, to.dout_score,
            Role::kGradRight, call.args.dv.given(), to.dout_grad);
+  if (dout_non_finite) call.buffers.DoutNonFinite(id) = 1;
 
   PrepareRowStatistics(call, worker, queries, to);
   reach.BoundByStatistics(queries, to.lse, to.delta);
@@ -90,7 +91,6 @@ void PackKeys(const BackwardState& call, const WorkerBuffers& worker,
   const TensorRows at = KeyTensorRows(call.problem, keys);
   const KeyOperands to = worker.Keys(id);
 
-  call.buffers.KNonFinite(id) = 0;
   if (!call.problem.AnyListed(call.problem.sequences[id.sequence], id.head,
                               keys.rows)) {
     return;
@@ -99,9 +99,10 @@ void PackKeys(const BackwardState& call, const WorkerBuffers& worker,
   call.buffers.alibi_reach.SeeKeys(keys, k);
   const bool want_grad =
       call.args.dq.given() && !call.engine.grad_left_is_score_left;
-  call.buffers.KNonFinite(id) =
+  const bool non_finite =
       Pack(call.engine, k, keys.padded, Role::kScoreLeft, to.k_score,
            Role::kGradLeft, want_grad, to.k_grad);
+  if (non_finite) call.buffers.KNonFinite(id) = 1;
 
   const simd::Rows v = worker.rows.Read(call.problem.v, at);
   call.engine.pack(Role::kScoreLeft, v, keys.padded, false, to.v_score);

@@ -193,11 +193,15 @@ BackwardBuffers::BackwardBuffers(const BackwardInputs& inputs,
 }
 
 void BackwardBuffers::Clear() const {
-  memset(dq_touched_, 0,
-         static_cast<size_t>(in.plan.dq_blocks * in.problem.q_heads));
-  memset(dkv_touched_, 0,
-         static_cast<size_t>(in.plan.k_blocks * in.problem.kv_heads *
-                             in.plan.dkv_partials()));
+  const auto clear = [](uint8_t* flags, int64_t blocks, int64_t heads) {
+    memset(flags, 0, static_cast<size_t>(blocks * heads));
+  };
+  clear(dq_touched_, in.plan.dq_blocks, in.problem.q_heads);
+  clear(dkv_touched_, in.plan.k_blocks * in.plan.dkv_partials(),
+        in.problem.kv_heads);
+  clear(q_non_finite_, in.plan.q_blocks, in.problem.q_heads);
+  clear(dout_non_finite_, in.plan.q_blocks, in.problem.q_heads);
+  clear(k_non_finite_, in.plan.k_blocks, in.problem.kv_heads);
   bias_sums.Clear();
   small.Clear();
 }

@@ -56,7 +56,7 @@ struct KeyArrays {
 };
 
 // What the workers at a head batch share: [head][row of the batch's sequences].
-struct BatchBuffers {
+struct alignas(threading::kWorkspaceAlignment) BatchBuffers {
   BatchBuffers(const BackwardBuffers& call, threading::ScratchLayout* layout);
 
   const HeadBatch* heads = nullptr;  // under way
@@ -73,7 +73,7 @@ struct BatchBuffers {
 };
 
 // What one worker alone uses, and its view of the head batch that it works at.
-class WorkerBuffers {
+class alignas(threading::kWorkspaceAlignment) WorkerBuffers {
  public:
   WorkerBuffers(const BackwardBuffers& call, threading::ScratchLayout* layout);
 
@@ -108,7 +108,8 @@ class BackwardBuffers {
   BatchBuffers* batches() const { return batches_; }
   WorkerBuffers& worker(int index) const { return workers_[index]; }
 
-  // Whether a block holds a NaN or an infinity.
+  // Whether a block holds a NaN or an infinity. Written only then: flags of
+  // several workers' blocks share cache lines.
   uint8_t& QNonFinite(const BlockId& queries) const {
     return q_non_finite_[QueryFlag(queries)];
   }

@@ -41,14 +41,13 @@ inline simd::DirectRows FirstRows(simd::DirectRows rows, int64_t count) {
   return rows;
 }
 
-// Rows of partial results: [partial][kv head][row].
-inline int64_t PartialRows(const FewQueriesPlan& plan, int64_t kv_heads) {
-  return plan.partials * kv_heads * plan.most_rows;
+// Partial results: [partial][kv head], of most_rows rows each.
+inline int64_t PartialCount(const FewQueriesPlan& plan, int64_t kv_heads) {
+  return plan.partials * kv_heads;
 }
-// The first of an item's; not of one that is whole.
-inline int64_t FirstPartialRow(const FewQueriesPlan& plan, int64_t kv_heads,
-                               const FewQueriesItem& item) {
-  return (item.part->partial * kv_heads + item.kv_head) * plan.most_rows;
+// That of an item; not of one that is whole.
+inline int64_t PartialOf(int64_t kv_heads, const FewQueriesItem& item) {
+  return item.part->partial * kv_heads + item.kv_head;
 }
 
 // Runs of keys of K or V as one worker's products take them.

@@ -320,8 +320,9 @@ FewBackwardBuffers::FewBackwardBuffers(const FewBackwardInputs& inputs,
             static_cast<int64_t>(in.plan.parts.size()), layout),
       kernels(*simd::DirectKernelsFor(in.engine.accumulator, in.targets)),
       workers(layout->Construct<FewBackwardWorker>(in.plan.workers, in)),
-      partials_(TakeRows(PartialRows(in.plan, in.problem.kv_heads),
-                         in.problem.head_dim, in.engine.accumulator, layout)) {}
+      partials_(TakeRows(
+          PartialCount(in.plan, in.problem.kv_heads) * in.plan.most_rows,
+          in.problem.head_dim, in.engine.accumulator, layout)) {}
 
 simd::DirectRows FewBackwardBuffers::Dq(const FewQueriesItem& item,
                                         const FewBackwardWorker& worker) const {
@@ -329,7 +330,7 @@ simd::DirectRows FewBackwardBuffers::Dq(const FewQueriesItem& item,
       item.whole()
           ? worker.dq
           : RowsFrom(partials_,
-                     FirstPartialRow(in.plan, in.problem.kv_heads, item),
+                     PartialOf(in.problem.kv_heads, item) * in.plan.most_rows,
                      in.element());
   return FirstRows(rows, RowsOf(in.problem, item));
 }

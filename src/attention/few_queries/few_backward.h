@@ -27,7 +27,7 @@ struct FewOperand {
 };
 
 // What a worker uses for one item after another.
-struct FewBackwardWorker {
+struct alignas(threading::kWorkspaceAlignment) FewBackwardWorker {
   FewBackwardWorker(const FewBackwardInputs& in,
                     threading::ScratchLayout* layout);
 
@@ -55,7 +55,7 @@ struct FewBackwardBuffers {
   FewBackwardWorker* workers;
 
  private:
-  simd::DirectRows partials_;  // [partial][kv head][row]
+  simd::DirectRows partials_;
 };
 
 using FewBackwardState = PassState<FewBackwardInputs, FewBackwardBuffers>;

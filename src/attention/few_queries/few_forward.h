@@ -16,22 +16,23 @@ using FewForwardInputs = PassInputs<AttentionForwardArgs, FewQueriesPlan>;
 
 // The rows of an item: what they have of O, their maxima and their sums.
 struct FewForwardRows {
-  FewForwardRows(int64_t rows, const FewForwardInputs& in,
+  // Of so many items.
+  FewForwardRows(int64_t items, const FewForwardInputs& in,
                  threading::ScratchLayout* layout);
-  // Those from `first` on.
-  FewForwardRows From(int64_t first, size_t element) const;
+  // Those of an item.
+  FewForwardRows Of(int64_t item, const FewForwardInputs& in) const;
 
   simd::DirectRows out;
   std::byte *max, *sum;
 };
 
 // What a worker uses for one item after another.
-struct FewForwardWorker {
+struct alignas(threading::kWorkspaceAlignment) FewForwardWorker {
   FewForwardWorker(const FewForwardInputs& in,
                    threading::ScratchLayout* layout);
 
   RowViews views;
-  FewForwardRows rows;  // of a sequence that is one part
+  FewForwardRows rows;  // of an item that is whole
   KeyRuns k, v;
   simd::DirectRows q, products;
   std::byte *gathered_q, *narrowed;
@@ -50,7 +51,7 @@ struct FewForwardBuffers {
   FewForwardWorker* workers;
 
  private:
-  FewForwardRows partials_;  // [partial][kv head][row]
+  FewForwardRows partials_;
 };
 
 using FewForwardState = PassState<FewForwardInputs, FewForwardBuffers>;

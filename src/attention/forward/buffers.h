@@ -24,7 +24,7 @@ using ForwardInputs = PassInputs<AttentionForwardArgs, ForwardPlan>;
 class ForwardBuffers;
 
 // What the workers at a head batch share: [head][row of the batch's sequences].
-struct ForwardBatch {
+struct alignas(threading::kWorkspaceAlignment) ForwardBatch {
   ForwardBatch(const ForwardBuffers& call, threading::ScratchLayout* layout);
 
   // Packed K and V of a block; with keys in turn of the one under way.
@@ -45,7 +45,7 @@ struct ForwardBatch {
 };
 
 // What one worker alone uses: the running state of one block of queries.
-struct ForwardWorker {
+struct alignas(threading::kWorkspaceAlignment) ForwardWorker {
   ForwardWorker(const ForwardBuffers& call, threading::ScratchLayout* layout);
 
   ForwardBatch* batch = nullptr;
@@ -68,7 +68,8 @@ class ForwardBuffers {
   // Before anything is computed.
   void Clear() const;
 
-  // Whether a block of V, or any, holds a NaN or an infinity.
+  // Whether a block of V, or any, holds a NaN or an infinity. Written only
+  // then: flags of several workers' blocks share cache lines.
   uint8_t& VNonFinite(const BlockId& keys) const;
   bool AnyVNonFinite() const;
 

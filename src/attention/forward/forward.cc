@@ -48,15 +48,15 @@ void PackK(const ForwardState& call, const ForwardWorker& worker,
 void PackV(const ForwardState& call, const ForwardWorker& worker,
            const BlockId& id) {
   const BlockRows keys = call.plan.sequences[id.sequence].keys.Rows(id);
-  call.buffers.VNonFinite(id) = 0;
   if (!AnyListed(call, keys)) return;
   const simd::Rows v =
       worker.rows.Read(call.problem.v, KeyTensorRows(call.problem, keys));
   std::byte* const packed = worker.batch->V(id);
   const bool finite =
       call.engine.pack(Role::kGradLeft, v, keys.padded, false, packed);
-  if (!finite) call.engine.pack(Role::kGradLeft, v, keys.padded, true, packed);
-  call.buffers.VNonFinite(id) = finite ? 0 : 1;
+  if (finite) return;
+  call.engine.pack(Role::kGradLeft, v, keys.padded, true, packed);
+  call.buffers.VNonFinite(id) = 1;
 }
 
 // ---- Main loop.
