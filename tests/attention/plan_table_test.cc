@@ -64,6 +64,9 @@ std::vector<NamedProblem> Problems() {
   std::vector<int64_t> short_ones;
   for (int64_t i = 0; i < 300; ++i) short_ones.push_back(1 + i * 7 % 20);
   packed(2, "300 sequences of 1 to 20", short_ones);
+  std::vector<int64_t> one_long(40, 3000);
+  one_long.push_back(16384);
+  packed(1, "40 sequences of 3000 and one of 16384", one_long);
   return all;
 }
 

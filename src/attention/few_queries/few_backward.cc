@@ -211,24 +211,24 @@ template <typename T>
 void ExecuteAs(FewBackwardState& call, Team& team) {
   const FewQueriesPlan& plan = call.plan;
   const FewBackwardBuffers& buffers = call.buffers;
-  const int64_t kv_heads = call.problem.kv_heads;
   const bool want_dq = call.args.dq.given();
-  ForItems(plan, kv_heads, team, [&](const FewQueriesItem& item, int w) {
-    FewBackwardWorker& worker = buffers.workers[w];
-    const simd::DirectRows dq = buffers.Dq(item, worker);
-    ProcessPart<T>(call, item, dq, worker);
-    if (want_dq && item.whole()) StoreQueryGradient(call, item, dq, worker);
-  });
-  if (!want_dq) return;
-  MergeParts(
-      plan, kv_heads, team,
+  ForItems(
+      plan, call.problem.kv_heads, buffers.done, team,
+      [&](const FewQueriesItem& item, int w) {
+        FewBackwardWorker& worker = buffers.workers[w];
+        const simd::DirectRows dq = buffers.Dq(item, worker);
+        ProcessPart<T>(call, item, dq, worker);
+        if (want_dq && item.whole()) StoreQueryGradient(call, item, dq, worker);
+      },
       [&](const FewQueriesItem& first, const FewQueriesItem& part, int w) {
+        if (!want_dq) return;
         const FewBackwardWorker& worker = buffers.workers[w];
         const simd::DirectRows dq = buffers.Dq(first, worker);
         call.row_kernels.add(dq.data, buffers.Dq(part, worker).data,
                              dq.rows * dq.stride);
       },
       [&](const FewQueriesItem& first, int w) {
+        if (!want_dq) return;
         const FewBackwardWorker& worker = buffers.workers[w];
         StoreQueryGradient(call, first, buffers.Dq(first, worker), worker);
       });
@@ -320,6 +320,7 @@ FewBackwardBuffers::FewBackwardBuffers(const FewBackwardInputs& inputs,
             static_cast<int64_t>(in.plan.parts.size()), layout),
       kernels(*simd::DirectKernelsFor(in.engine.accumulator, in.targets)),
       workers(layout->Construct<FewBackwardWorker>(in.plan.workers, in)),
+      done(in.plan, in.problem.kv_heads, layout),
       partials_(TakeRows(
           PartialCount(in.plan, in.problem.kv_heads) * in.plan.most_rows,
           in.problem.head_dim, in.engine.accumulator, layout)) {}

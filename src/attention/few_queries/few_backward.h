@@ -53,6 +53,7 @@ struct FewBackwardBuffers {
   SmallGradients small;  // a term a part of a slope, a sequence of a sink
   const simd::DirectKernels& kernels;
   FewBackwardWorker* workers;
+  DoneParts done;
 
  private:
   simd::DirectRows partials_;

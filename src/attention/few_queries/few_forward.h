@@ -49,6 +49,7 @@ struct FewForwardBuffers {
   const FewForwardInputs& in;
   const simd::DirectKernels& kernels;
   FewForwardWorker* workers;
+  DoneParts done;
 
  private:
   FewForwardRows partials_;

@@ -6,12 +6,17 @@
 #define FA2_SRC_ATTENTION_FEW_QUERIES_ITEMS_H_
 
 #include <algorithm>
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <new>
 
 #include "src/attention/call/problem.h"
 #include "src/attention/few_queries/plan.h"
 #include "src/simd/direct/direct.h"
+#include "src/threading/scratch_layout.h"
 #include "src/threading/team.h"
+#include "src/threading/workspace.h"
 
 namespace fa2::attention {
 
@@ -64,33 +69,59 @@ void ForKeyRuns(const FewQueriesItem& item, const Run& run) {
   }
 }
 
-// Calls process(item, worker) for all items.
-template <class Process>
+// How many parts are done of each head of the sequences that have several.
+class DoneParts {
+ public:
+  DoneParts(const FewQueriesPlan& plan, int64_t kv_heads,
+            threading::ScratchLayout* layout)
+      : kv_heads_(kv_heads),
+        count_(static_cast<int64_t>(plan.merged.size()) * kv_heads),
+        done_(layout->Take<Counter>(static_cast<size_t>(count_))) {}
+
+  // Before the items.
+  void Clear() const {
+    for (int64_t i = 0; i < count_; ++i) new (done_ + i) Counter();
+  }
+
+  // Whether an item that is now done is the last one of its head's.
+  bool IsLast(const FewQueriesItem& item, int64_t parts) const {
+    Counter& counter = done_[item.part->merge * kv_heads_ + item.kv_head];
+    return counter.value.fetch_add(1) + 1 == parts;
+  }
+
+ private:
+  // Of different workers: on cache lines of their own.
+  struct alignas(threading::kWorkspaceAlignment) Counter {
+    std::atomic<int64_t> value{0};
+  };
+  int64_t kv_heads_;
+  int64_t count_;
+  Counter* done_;
+};
+
+// Calls process(item, worker) for all items. For each head whose sequence has
+// several parts, whoever does the last of them goes on with join(first, part,
+// worker), in order for all parts but the first, and finish(first, worker).
+template <class Process, class Join, class Finish>
 void ForItems(const FewQueriesPlan& plan, int64_t kv_heads,
-              threading::Team& team, const Process& process) {
+              const DoneParts& done, threading::Team& team,
+              const Process& process, const Join& join, const Finish& finish) {
+  done.Clear();
   team.For(
       static_cast<int64_t>(plan.parts.size()) * kv_heads,
       [&](int64_t index, int worker) {
-        process(FewQueriesItem{&plan.parts[index / kv_heads], index % kv_heads},
-                worker);
+        const FewQueriesItem item = {&plan.parts[index / kv_heads],
+                                     index % kv_heads};
+        process(item, worker);
+        if (item.whole()) return;
+        const Interval parts = plan.merged[item.part->merge];
+        if (!done.IsLast(item, parts.size())) return;
+        const FewQueriesItem first = {&plan.parts[parts.begin], item.kv_head};
+        for (int64_t p = parts.begin + 1; p < parts.end; ++p) {
+          join(first, FewQueriesItem{&plan.parts[p], item.kv_head}, worker);
+        }
+        finish(first, worker);
       });
-}
-
-// For each head of the sequences that have several parts: join(first, part,
-// worker) in order for all parts but the first, then finish(first, worker).
-template <class Join, class Finish>
-void MergeParts(const FewQueriesPlan& plan, int64_t kv_heads,
-                threading::Team& team, const Join& join, const Finish& finish) {
-  team.For(static_cast<int64_t>(plan.merged.size()) * kv_heads,
-           [&](int64_t index, int worker) {
-             const Interval parts = plan.merged[index / kv_heads];
-             const int64_t kv_head = index % kv_heads;
-             const FewQueriesItem first = {&plan.parts[parts.begin], kv_head};
-             for (int64_t p = parts.begin + 1; p < parts.end; ++p) {
-               join(first, FewQueriesItem{&plan.parts[p], kv_head}, worker);
-             }
-             finish(first, worker);
-           });
 }
 
 }  // namespace fa2::attention

@@ -80,6 +80,7 @@ void PlanFewQueries(const Problem& problem, bool all_keys, int threads,
       part.keys = {keys.begin + n * size,
                    std::min(keys.begin + (n + 1) * size, keys.end)};
       if (count > 1) part.partial = plan->partials++;
+      part.merge = static_cast<int64_t>(plan->merged.size());
       plan->parts.push_back(part);
     }
     if (count > 1) plan->merged.push_back({first, first + count});

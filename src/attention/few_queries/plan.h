@@ -21,6 +21,8 @@ struct KeyPart {
   Interval keys;
   // Where it leaves its results for the merge; -1: they are the sequence's.
   int64_t partial = -1;
+  // Of the plan's list of merged parts, if it leaves them there.
+  int64_t merge = 0;
 };
 
 struct FewQueriesPlan {
