@@ -161,7 +161,7 @@ TEST(AttentionWorkspace, OptionsTakeWhatTheyKeep) {
   plain.heads = plain.kv_heads = 4;
   plain.nq = plain.nk = 1024;
   plain.head_dim = plain.value_dim = 64;
-  const Use least = use_of(plain);
+  Use least = use_of(plain);
   const auto expect = [&](const char* option, const AttentionCase& c,
                           size_t forward, size_t backward) {
     const Use use = use_of(c);
@@ -182,6 +182,12 @@ TEST(AttentionWorkspace, OptionsTakeWhatTheyKeep) {
   c = plain;
   c.dropout_p = 0.5;
   expect("dropout", c, 128 << 10, 64 << 10);
+  // A bias that is staged for other sequences to come is kept, of one not.
+  plain.nq = plain.nk = 128;
+  least = use_of(plain);
+  c = plain;
+  c.bias = DType::kF32;
+  expect("short bias", c, 256 << 10, 256 << 10);
 }
 
 void ExpectOutOfMemory(const ContextOptions& options) {
