@@ -159,7 +159,7 @@ TEST(AttentionWorkspace, OptionsTakeWhatTheyKeep) {
   AttentionCase plain;
   plain.dtype = DType::kBF16;
   plain.heads = plain.kv_heads = 4;
-  plain.nq = plain.nk = 1024;
+  plain.nq = plain.nk = 320;
   plain.head_dim = plain.value_dim = 64;
   Use least = use_of(plain);
   const auto expect = [&](const char* option, const AttentionCase& c,
@@ -170,24 +170,24 @@ TEST(AttentionWorkspace, OptionsTakeWhatTheyKeep) {
   };
   AttentionCase c = plain;
   c.alibi = true;
-  expect("alibi", c, 8 << 10, 8 << 10);
+  expect("alibi", c, 4 << 10, 4 << 10);
   c = plain;
   c.bias = DType::kF32;
-  expect("bias", c, 96 << 10, 64 << 10);
+  expect("bias", c, 80 << 10, 48 << 10);
   c.bias_broadcast = {true, false, false, false};
-  expect("shared bias", c, 96 << 10, 64 << 10);
+  expect("shared bias", c, 80 << 10, 48 << 10);
   c = plain;
   c.bias = DType::kBool;
-  expect("mask", c, 96 << 10, 64 << 10);
+  expect("mask", c, 80 << 10, 48 << 10);
   c = plain;
   c.dropout_p = 0.5;
-  expect("dropout", c, 128 << 10, 64 << 10);
+  expect("dropout", c, 80 << 10, 48 << 10);
   // A bias that is staged for other sequences to come is kept, of one not.
   plain.nq = plain.nk = 128;
   least = use_of(plain);
   c = plain;
   c.bias = DType::kF32;
-  expect("short bias", c, 256 << 10, 256 << 10);
+  expect("short bias", c, 48 << 10, 96 << 10);
 }
 
 void ExpectOutOfMemory(const ContextOptions& options) {
