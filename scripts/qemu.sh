@@ -35,7 +35,7 @@ if [[ ! -e $sysroot/complete ]]; then
   apt=(apt-get -qq -o "APT::Architecture=$arch" -o "APT::Architectures=$arch"
        -o "Dir::State::Lists=$lists/lists" -o "Dir::Cache=$lists" -o "Dir::State::status=/dev/null"
        -o APT::Sandbox::User=)
-  "${apt[@]}" update </dev/null
+  "${apt[@]}" update </dev/null || true  # a mirror lacks an index: what of it is needed, the download tells
   (cd "$lists/archives" && "${apt[@]}" download libhwy-dev libhwy1 libtbb-dev libtbb12 libtbbmalloc2 \
     libtbbbind-2-5 libgtest-dev googletest nlohmann-json3-dev </dev/null)
   for package in "$lists"/archives/*.deb; do dpkg-deb -x "$package" "$sysroot"; done
