@@ -95,7 +95,7 @@ row "arm64 NEON" emulated arm64 cortex-a72
 for bits in 128 256 512; do row "arm64 SVE $bits" emulated arm64 "max,sve$bits=on"; done
 row "arm64 SVE2" emulated arm64 max
 row armhf emulated armhf max
-row ppc64el emulated ppc64el max
+row ppc64el emulated ppc64el power10
 row s390x emulated s390x max
 row riscv64 unable "Debian 12 has no packages of it, and Highway 1.0.3's RVV needs a newer compiler than its GCC 12"
 for compiler in gcc-12:g++-12 clang-14:clang++-14 clang-16:clang++-16 clang-19:clang++-19 gcc-14:g++-14; do

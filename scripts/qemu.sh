@@ -7,16 +7,16 @@
 # (Debian 12 has no riscv64 packages, and Highway 1.0.3's RVV needs a newer compiler than its GCC 12.)
 # Environment: FA2_BUILD_DIR (default: build-qemu-ARCH), FA2_TESTS (a ctest -R pattern; default: all tests),
 # FA2_BUILD_TARGETS (what to build; default: all),
-# FA2_QEMU_CPU (qemu's -cpu; default: max, with every extension that qemu knows).
+# FA2_QEMU_CPU (qemu's -cpu; default: max, with every extension that qemu knows, or power10).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-arch=${1:-arm64}
+arch=${1:-arm64} cpu=max
 [[ $# -eq 0 ]] || shift
 case "$arch" in
   arm64) triplet=aarch64-linux-gnu qemu=qemu-aarch64 processor=aarch64 ;;
   armhf) triplet=arm-linux-gnueabihf qemu=qemu-arm processor=armv7l ;;
-  ppc64el) triplet=powerpc64le-linux-gnu qemu=qemu-ppc64le processor=ppc64le ;;
+  ppc64el) triplet=powerpc64le-linux-gnu qemu=qemu-ppc64le processor=ppc64le cpu=power10 ;;
   s390x) triplet=s390x-linux-gnu qemu=qemu-s390x processor=s390x ;;
   *) echo "qemu.sh: unknown architecture '$arch': it must be arm64, armhf, ppc64el or s390x" >&2; exit 2 ;;
 esac
@@ -57,7 +57,7 @@ set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE ONLY)
 set(CMAKE_EXE_LINKER_FLAGS_INIT "-L$sysroot/usr/lib/$triplet -Wl,-rpath-link,$sysroot/usr/lib/$triplet")
 set(CMAKE_SHARED_LINKER_FLAGS_INIT "\${CMAKE_EXE_LINKER_FLAGS_INIT}")
 set(CMAKE_CROSSCOMPILING_EMULATOR
-    $qemu;-cpu;${FA2_QEMU_CPU:-max};-L;/usr/$triplet;-E;LD_LIBRARY_PATH=$sysroot/usr/lib/$triplet;-E;FA2_UNDER_QEMU=1)
+    $qemu;-cpu;${FA2_QEMU_CPU:-$cpu};-L;/usr/$triplet;-E;LD_LIBRARY_PATH=$sysroot/usr/lib/$triplet;-E;FA2_UNDER_QEMU=1)
 TOOLCHAIN
 
 cmake -S . -B "$build" -G Ninja -DCMAKE_TOOLCHAIN_FILE="$build/toolchain.cmake" \

@@ -16,8 +16,8 @@ namespace {
 
 using Config = fa2_dnn_flash_attention_config;
 static_assert(sizeof(Config) == 28 && offsetof(Config, sm_scale) == 24);
-static_assert(sizeof(fa2_dnn_tensor) == 32 &&
-              offsetof(fa2_dnn_tensor, dims) == 16);
+static_assert(sizeof(void*) != 8 || (sizeof(fa2_dnn_tensor) == 32 &&
+                                     offsetof(fa2_dnn_tensor, dims) == 16));
 
 // A tensor argument by its name, and as a view once it is checked.
 struct Named {

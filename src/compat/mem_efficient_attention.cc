@@ -11,10 +11,12 @@ namespace fa2::compat {
 namespace {
 
 using Params = fa2_mem_efficient_backward_params;
-static_assert(sizeof(Params) == 8 + 13 * 8 + 12 * 4 + 2 * 8 + 32 * 8);
-static_assert(offsetof(Params, dtype) == 112 &&
-              offsetof(Params, q_strides) == 176 &&
-              offsetof(Params, gB_strides) == 408);
+// With pointers of 64 bits, as its callers have.
+static_assert(sizeof(void*) != 8 ||
+              sizeof(Params) == 8 + 13 * 8 + 12 * 4 + 2 * 8 + 32 * 8);
+static_assert(sizeof(void*) != 8 || (offsetof(Params, dtype) == 112 &&
+                                     offsetof(Params, q_strides) == 176 &&
+                                     offsetof(Params, gB_strides) == 408));
 
 constexpr int32_t kMaxHeadDim = 65536;
 // The least number of keys in one block of that kernel: a caller may have

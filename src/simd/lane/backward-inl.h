@@ -61,7 +61,7 @@ struct LaneBackward : LaneProducts<Op> {
                          HasLargeScores(d, arrays.lse, area.width);
     for (size_t begin = keys.begin; begin < keys.end; begin += kTileKeys) {
       area.key_begin = begin;
-      area.key_end = std::min(begin + kTileKeys, keys.end);
+      area.key_end = std::min<size_t>(begin + kTileKeys, keys.end);
       const TileState state = map.State(begin / kTileKeys, panel);
       if (state == TileState::kHidden) {
         // dV and dK read whole register blocks of rows, also outside the hull.

@@ -194,7 +194,7 @@ class LaneForward : LaneProducts<Op> {
     const PanelOptions<T> options(block_.score, area);
     for (size_t begin = p.keys.begin; begin < p.keys.end; begin += kTileKeys) {
       area.key_begin = begin;
-      area.key_end = std::min(begin + kTileKeys, p.keys.end);
+      area.key_end = std::min<size_t>(begin + kTileKeys, p.keys.end);
       const TileState state = map_.State(begin / kTileKeys, p.index);
       if (state == TileState::kHidden) {
         std::fill_n(s + begin * width, (area.key_end - begin) * width,

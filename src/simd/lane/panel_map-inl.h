@@ -69,7 +69,8 @@ class PanelMap {
     Range range{0, groups_};
     while (!range.empty() && hidden(range.begin)) ++range.begin;
     while (!range.empty() && hidden(range.end - 1)) --range.end;
-    return {range.begin * kTileKeys, std::min(range.end * kTileKeys, keys_)};
+    constexpr size_t kRows = kTileKeys;
+    return {range.begin * kRows, std::min(range.end * kRows, keys_)};
   }
 
   // Whether a panel sees all of the key rows of a hull.
