@@ -65,14 +65,12 @@ TEST(Mask, StatesOfBlocks) {
       for (int64_t q = 0; q < nq; ++q) {
         for (int64_t k = 0; k < nk; ++k) {
           for (const int64_t size : {1, 3, 8}) {
-            const Interval queries = {q, q + size};
+            const Interval rows = {q, std::min(q + size, nq)};
             const Interval keys = {k, std::min(k + size, nk)};
-            double in_range = 0.0;
-            for (int64_t i = q; i < std::min(q + size, nq); ++i) {
-              in_range += static_cast<double>(keys.size());
-            }
-            const double seen = mask.Pairs({q, std::min(q + size, nq)}, keys);
-            EXPECT_EQ(mask.State(queries, keys),
+            const double in_range =
+                static_cast<double>(rows.size() * keys.size());
+            const double seen = mask.Pairs(rows, keys);
+            EXPECT_EQ(mask.State({q, q + size}, keys),
                       seen == 0.0        ? simd::TileState::kHidden
                       : seen == in_range ? simd::TileState::kVisible
                                          : simd::TileState::kPartial)

@@ -89,30 +89,41 @@ TEST(AttentionNonfinite, OfFewQueries) {
   for (const DType dtype :
        {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}) {
     for (const int64_t nk : {83, 700}) {
-      for (const bool windowed : {false, true}) {
-        for (const char name : {'q', 'k', 'v', 'd'}) {
-          for (const double value : {kNan, kInfinity}) {
-            // An infinite score: see below.
-            if (std::isinf(value) && (name == 'q' || name == 'k')) continue;
-            AttentionCase c = BaseCase(dtype);
-            c.nq = 2;
-            c.nk = nk;
-            if (windowed) c.window_left = 30;
-            const auto poison = [&](AttentionInputs* in) {
-              switch (name) {
-                case 'q':
-                  return Set(in->q.view, {0, 2, 1, 5}, value);
-                case 'k':
-                  return Set(in->k.view, {0, 1, nk - 20, 39}, value);
-                case 'v':
-                  return Set(in->v.view, {0, 1, nk - 20, 32}, value);
-                default:
-                  return Set(in->dout.view, {0, 3, 1, 7}, value);
-              }
-            };
-            SCOPED_TRACE(name);
-            ExpectAttention(c, MakeInputs(c, poison), contexts.list());
-          }
+      const Poison poisons[] = {
+          {"q",
+           [](AttentionInputs* in, double x) {
+             Set(in->q.view, {0, 2, 1, 5}, x);
+           }},
+          {"k",
+           [nk](AttentionInputs* in, double x) {
+             Set(in->k.view, {0, 1, nk - 20, 39}, x);
+           }},
+          {"v",
+           [nk](AttentionInputs* in, double x) {
+             Set(in->v.view, {0, 1, nk - 20, 32}, x);
+           }},
+          {"dout",
+           [](AttentionInputs* in, double x) {
+             Set(in->dout.view, {0, 3, 1, 7}, x);
+           }},
+      };
+      for (const int64_t window_left : {-1, 30}) {
+        for (const Poison& poison : poisons) {
+          SCOPED_TRACE(poison.name);
+          AttentionCase c = BaseCase(dtype);
+          c.nq = 2;
+          c.nk = nk;
+          c.window_left = window_left;
+          const auto expect = [&](double value) {
+            ExpectAttention(
+                c,
+                MakeInputs(c,
+                           [&](AttentionInputs* in) { poison.put(in, value); }),
+                contexts.list());
+          };
+          expect(kNan);
+          // An infinite score: see below.
+          if (poison.name != "q" && poison.name != "k") expect(kInfinity);
         }
       }
     }

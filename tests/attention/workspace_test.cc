@@ -34,6 +34,23 @@ AttentionCase SmallCase(DType dtype) {
   return c;
 }
 
+// Bytes that a forward and a backward want.
+struct Bytes {
+  size_t forward = 0, backward = 0;
+};
+
+Bytes WorkspaceOf(const AttentionCase& c, const AttentionInputs& inputs,
+                  const AttentionOutputs& outputs, Context* context) {
+  Bytes bytes;
+  Status status = AttentionForwardWorkspace(ForwardArgs(inputs, outputs),
+                                            &bytes.forward, context);
+  EXPECT_TRUE(status.ok()) << status.message();
+  status = AttentionBackwardWorkspace(BackwardArgs(c, inputs, outputs),
+                                      &bytes.backward, context);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return bytes;
+}
+
 TEST(AttentionWorkspace, SecondCallAllocatesNothing) {
   const Contexts contexts({2});
   Context* const context = contexts.list()[0];
@@ -64,19 +81,13 @@ TEST(AttentionWorkspace, IsWhatTheQuerySays) {
     const AttentionCase c = SmallCase(dtype);
     const AttentionInputs inputs = MakeInputs(c);
     const AttentionOutputs outputs = MakeOutputs(c, inputs);
-    const AttentionForwardArgs forward = ForwardArgs(inputs, outputs);
-    const AttentionBackwardArgs backward = BackwardArgs(c, inputs, outputs);
-    size_t forward_bytes = 0;
-    size_t backward_bytes = 0;
+    const Bytes bytes = WorkspaceOf(c, inputs, outputs, context);
+    ASSERT_TRUE(AttentionForward(ForwardArgs(inputs, outputs), context).ok());
     ASSERT_TRUE(
-        AttentionForwardWorkspace(forward, &forward_bytes, context).ok());
-    ASSERT_TRUE(
-        AttentionBackwardWorkspace(backward, &backward_bytes, context).ok());
-    ASSERT_TRUE(AttentionForward(forward, context).ok());
-    ASSERT_TRUE(AttentionBackward(backward, context).ok());
-    EXPECT_LE(context->PeakWorkspaceBytes(), forward_bytes + backward_bytes);
+        AttentionBackward(BackwardArgs(c, inputs, outputs), context).ok());
+    EXPECT_LE(context->PeakWorkspaceBytes(), bytes.forward + bytes.backward);
     EXPECT_GE(context->PeakWorkspaceBytes(),
-              std::max(forward_bytes, backward_bytes));
+              std::max(bytes.forward, bytes.backward));
   }
 }
 
@@ -96,15 +107,9 @@ TEST(AttentionWorkspace, FollowsTheInputsNotTheThreads) {
       const size_t read =
           static_cast<size_t>(4 * 2 * heads * rows * c.head_dim);
       for (Context* context : contexts.list()) {
-        size_t forward = 0, backward = 0;
-        ASSERT_TRUE(AttentionForwardWorkspace(ForwardArgs(inputs, outputs),
-                                              &forward, context)
-                        .ok());
-        ASSERT_TRUE(AttentionBackwardWorkspace(BackwardArgs(c, inputs, outputs),
-                                               &backward, context)
-                        .ok());
-        EXPECT_LE(forward, 4 * read) << heads << " heads of " << rows;
-        EXPECT_LE(backward, 10 * read) << heads << " heads of " << rows;
+        const Bytes bytes = WorkspaceOf(c, inputs, outputs, context);
+        EXPECT_LE(bytes.forward, 4 * read) << heads << " heads of " << rows;
+        EXPECT_LE(bytes.backward, 10 * read) << heads << " heads of " << rows;
       }
     }
   }
@@ -119,54 +124,37 @@ TEST(AttentionWorkspace, DoesNotGrowWithTheBatchOnOneThread) {
   c.head_dim = c.value_dim = 64;
   // So many that blocks are not cut smaller to make items.
   c.heads = c.kv_heads = 8;
-  size_t forward[2], backward[2];
+  Bytes bytes[2];
   for (const int many : {0, 1}) {
     c.batch = many == 0 ? 8 : 16;
     const AttentionInputs inputs = MakeInputs(c);
     const AttentionOutputs outputs = MakeOutputs(c, inputs);
-    ASSERT_TRUE(AttentionForwardWorkspace(ForwardArgs(inputs, outputs),
-                                          &forward[many], contexts.list()[0])
-                    .ok());
-    ASSERT_TRUE(AttentionBackwardWorkspace(BackwardArgs(c, inputs, outputs),
-                                           &backward[many], contexts.list()[0])
-                    .ok());
+    bytes[many] = WorkspaceOf(c, inputs, outputs, contexts.list()[0]);
   }
   // Flags of blocks are all that is kept of every head.
-  EXPECT_LE(forward[1], forward[0] + 4096);
-  EXPECT_LE(backward[1], backward[0] + 4096);
+  EXPECT_LE(bytes[1].forward, bytes[0].forward + 4096);
+  EXPECT_LE(bytes[1].backward, bytes[0].backward + 4096);
 }
 
 // Bytes of workspace that an option adds to a call are bounded by what it
 // keeps: rows' statistics, a block's scores.
 TEST(AttentionWorkspace, OptionsTakeWhatTheyKeep) {
   const Contexts contexts({1});
-  struct Use {
-    size_t forward = 0, backward = 0;
-  };
-  const auto use_of = [&](const AttentionCase& c) {
+  const auto bytes_of = [&](const AttentionCase& c) {
     const AttentionInputs inputs = MakeInputs(c);
-    const AttentionOutputs outputs = MakeOutputs(c, inputs);
-    Context* const context = contexts.list()[0];
-    Use use;
-    EXPECT_TRUE(AttentionForwardWorkspace(ForwardArgs(inputs, outputs),
-                                          &use.forward, context)
-                    .ok());
-    EXPECT_TRUE(AttentionBackwardWorkspace(BackwardArgs(c, inputs, outputs),
-                                           &use.backward, context)
-                    .ok());
-    return use;
+    return WorkspaceOf(c, inputs, MakeOutputs(c, inputs), contexts.list()[0]);
   };
   AttentionCase plain;
   plain.dtype = DType::kBF16;
   plain.heads = plain.kv_heads = 4;
   plain.nq = plain.nk = 320;
   plain.head_dim = plain.value_dim = 64;
-  Use least = use_of(plain);
+  Bytes least = bytes_of(plain);
   const auto expect = [&](const char* option, const AttentionCase& c,
                           size_t forward, size_t backward) {
-    const Use use = use_of(c);
-    EXPECT_LE(use.forward, least.forward + forward) << option;
-    EXPECT_LE(use.backward, least.backward + backward) << option;
+    const Bytes bytes = bytes_of(c);
+    EXPECT_LE(bytes.forward, least.forward + forward) << option;
+    EXPECT_LE(bytes.backward, least.backward + backward) << option;
   };
   AttentionCase c = plain;
   c.alibi = true;
@@ -184,7 +172,7 @@ TEST(AttentionWorkspace, OptionsTakeWhatTheyKeep) {
   expect("dropout", c, 80 << 10, 48 << 10);
   // A bias that is staged for other sequences to come is kept, of one not.
   plain.nq = plain.nk = 128;
-  least = use_of(plain);
+  least = bytes_of(plain);
   c = plain;
   c.bias = DType::kF32;
   expect("short bias", c, 48 << 10, 96 << 10);
