@@ -23,7 +23,7 @@ constexpr double kLeastAloneShort = 2.0;
 constexpr double kShortHead = 12e6;
 // On AMX, where such heads take some 15 us, one is: what one worker packs comes
 // to another by way of caches (16 threads, bf16: 16 heads of 64 tokens with D
-// 160 forward 56 -> 49 us, 96 of 128 tokens with D 64 backward 388 -> 346).
+// 160 forward 56 -> 49 us, 96 of 128 tokens with D 64 backward 380 -> 343).
 constexpr double kLeastAloneOfInvariant = 1.0;
 
 }  // namespace
