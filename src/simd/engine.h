@@ -194,6 +194,10 @@ struct ForwardBlock : Block {
   const void* q_score = nullptr;
   const void* k_score = nullptr;
   const void* v_grad = nullptr;
+  // Where these are rows of the tensors as they lie (Engine::rows_as_they_lie):
+  // the elements between them, positive; 0: they are packed.
+  int64_t k_stride = 0;
+  int64_t v_stride = 0;
   void* row_max = nullptr;  // [queries], -inf before the first block
   void* row_sum = nullptr;  // [queries], 0 before the first block
   // The sum of P as the product V^T P takes it, which O is to be divided by;
@@ -224,6 +228,9 @@ struct Engine {
   int64_t key_panel = 0;    // packed keys are padded to it
   int64_t key_step = 0;     // Block::CountedKeys, a divisor of key_panel
   bool grad_left_is_score_left = false;  // one packing serves both roles
+  // What packing kScoreLeft and kGradLeft makes of rows of the accumulator's
+  // type are those rows: the forward pass takes them as they lie.
+  bool rows_as_they_lie = false;
   // A backward block gives the bits that parts of its keys or queries would
   // give in turn: every sum goes on from the accumulator's value, row by row.
   // And a forward block those that parts of its queries would give.
@@ -260,7 +267,8 @@ struct Engine {
   size_t (*packed_bytes)(Role role, int64_t rows, int64_t depth);
   // Packs one block: rows past rows.rows up to padded_rows are zero. With
   // `finite_only`, elements that are NaN or infinite are packed as 0. Returns
-  // whether all elements are finite.
+  // whether all elements are finite. With rows_as_they_lie `packed` may be
+  // nullptr: nothing is packed then.
   bool (*pack)(Role role, const Rows& rows, int64_t padded_rows,
                bool finite_only, void* packed);
 

@@ -90,6 +90,10 @@ struct TensorRows {
 // The last dimension must be contiguous.
 simd::Rows RowsOf(const ConstTensorView& view, const TensorRows& at);
 
+inline bool HasContiguousRows(const ConstTensorView& view) {
+  return view.strides[3] == 1 || view.sizes[3] <= 1;
+}
+
 // Address of element (b, h, n, d).
 inline const char* At(const ConstTensorView& view, int64_t b, int64_t h,
                       int64_t n, int64_t d = 0) {

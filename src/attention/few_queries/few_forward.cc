@@ -10,7 +10,6 @@
 #include <cstring>
 #include <limits>
 
-#include "src/attention/scores/finish_row.h"
 #include "src/attention/scores/non_finite.h"
 #include "src/attention/tensors/row_buffers.h"
 
@@ -100,21 +99,16 @@ void StoreItem(const FewForwardState& call, const FewQueriesItem& item,
   const Problem& problem = call.problem;
   const ConstTensorView& sinks = problem.options.sinks;
   const TensorView& lse = call.args.lse;
-  const T* const max = reinterpret_cast<const T*>(rows.max);
+  T* const max = reinterpret_cast<T*>(rows.max);
   T* const sum = reinterpret_cast<T*>(rows.sum);
-  const RowStart start = StatisticsStart(problem, lse, item.part->sequence);
   ForQueryRows(problem, item, [&](const TensorRows& at, int64_t first) {
     float sink = 0.0f;
     if (sinks.given()) memcpy(&sink, At(sinks, 0, at.head, 0), sizeof(sink));
-    for (int64_t i = 0; i < at.count; ++i) {
-      T& factor = sum[first + i];
-      const FinishedRow<T> finished = FinishRow<T>(
-          {max[first + i], factor, factor}, sinks.given() ? &sink : nullptr);
-      factor = finished.factor;
-      if (lse.given()) {
-        memcpy(At(lse, start.batch, at.head, start.row + i), &finished.lse,
-               sizeof(finished.lse));
-      }
+    call.row_kernels.finish(max + first, sum + first, sum + first, at.count,
+                            sinks.given() ? &sink : nullptr);
+    if (lse.given()) {
+      StoreStatistic(problem, lse, item.part->sequence, at.head, {0, at.count},
+                     max + first);
     }
     if (call.args.out.sizes[3] == 0) return;
     StoreRows(call.row_kernels, RowsFrom(rows.out, first, sizeof(T)).data,

@@ -57,7 +57,6 @@ ForwardWorker::ForwardWorker(const ForwardBuffers& call,
   const size_t row = static_cast<size_t>(blocks.queries) * call.in.element();
   row_max = layout->Take(row);
   row_sum = layout->Take(row);
-  row_factor = layout->Take(row);
   row_weight = engine.rounds_probabilities ? layout->Take(row) : row_sum;
 }
 

@@ -53,7 +53,7 @@ struct alignas(threading::kWorkspaceAlignment) ForwardWorker {
   RowBuffers rows;
   ReadAhead ahead;
   std::byte *q_score, *engine_scratch, *out;
-  std::byte *row_max, *row_sum, *row_factor;
+  std::byte *row_max, *row_sum;
   std::byte* row_weight;  // row_sum unless the engine keeps one of its own
 };
 

@@ -45,6 +45,8 @@ struct ForwardPlan {
   // A worker alone packs a block of keys when the only block of queries of its
   // head comes to it, not all of a head before.
   bool keys_in_turn = false;
+  // And where packing would only copy its rows, takes them as they lie.
+  bool keys_as_they_lie = false;
   int64_t keys_ahead = 0;  // of the next head, at most, that are read ahead
 
   // Those of key_blocks that are of a head batch's sequences.

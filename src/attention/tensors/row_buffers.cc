@@ -38,6 +38,19 @@ TensorRows KeyTensorRows(const Problem& problem, const BlockRows& block) {
   return {s.batch, block.head, s.k_begin + block.begin(), block.size()};
 }
 
+void StoreStatistic(const Problem& problem, const TensorView& view,
+                    int64_t sequence, int64_t head, Interval queries,
+                    const void* values) {
+  if (queries.empty()) return;
+  const RowStart start = StatisticsStart(problem, view, sequence);
+  const size_t element = SizeOf(view.dtype);
+  // The stride of a dimension of one element may be any number.
+  const int64_t step =
+      view.sizes[2] > 1 ? view.strides[2] * static_cast<int64_t>(element) : 0;
+  Scatter(static_cast<const char*>(values), step, 0, queries.size(), 1, element,
+          At(view, start.batch, head, start.row + queries.begin));
+}
+
 bool LeaveCaches(std::initializer_list<ConstTensorView> outputs, int workers) {
   int64_t bytes = 0;
   for (const ConstTensorView& output : outputs) {

@@ -16,10 +16,6 @@
 
 namespace fa2::attention {
 
-inline bool HasContiguousRows(const ConstTensorView& view) {
-  return view.strides[3] == 1 || view.sizes[3] <= 1;
-}
-
 // The rows of a block of queries, or of keys, in the tensors that hold them.
 TensorRows QueryTensorRows(const Problem& problem, const BlockRows& block);
 TensorRows KeyTensorRows(const Problem& problem, const BlockRows& block);
@@ -59,6 +55,11 @@ struct StoredRows {
   TensorRows rows;
   bool accumulate = false;  // add to what is there
 };
+
+// Stores a row statistic (lse, delta) of queries, of the view's dtype.
+void StoreStatistic(const Problem& problem, const TensorView& view,
+                    int64_t sequence, int64_t head, Interval queries,
+                    const void* values);
 
 // Scales, rounds and stores rows of the accumulator's type. `narrowed` has room
 // for them in the tensor's dtype; it is used where the tensor's rows are not

@@ -119,12 +119,14 @@ struct LaneBackward : LaneProducts<Op> {
                          std::min(end, range.end)};
         if (!seen.empty()) {
           const size_t first = (seen.begin - begin) * width;
-          Products::ScorePanel(d, PackedScores(block.k_score), q, head_dim,
+          Products::ScorePanel(d, PackedScores(block.k_score),
+                               ScoreStride<Scores>(d, head_dim), q, head_dim,
                                Products::ScoreDepthPart(block), columns, seen,
                                next_dout, scores.s(panel) + first, to_memory);
-          Products::ScorePanel(d, PackedScores(block.v_score), dout, value_dim,
-                               Products::kDepthPart, columns, seen, next_dq,
-                               scores.dp(panel) + first, to_memory);
+          Products::ScorePanel(d, PackedScores(block.v_score),
+                               ScoreStride<Scores>(d, value_dim), dout,
+                               value_dim, Products::kDepthPart, columns, seen,
+                               next_dq, scores.dp(panel) + first, to_memory);
           next_dout = next_dq = {};
         }
         FusePanel(d, block, map, panel, {begin, end}, scores);
@@ -138,9 +140,10 @@ struct LaneBackward : LaneProducts<Op> {
                                              Steps<Op>(map.panels() * width) *
                                              sizeof(Element)};
         if (panel == 0) add_to_dq = block.WaitDq();
-        Products::QueryPanel(d, Packed(block.k_grad), scores.ds_right(panel),
-                             head_dim, columns, range, add_to_dq, nullptr,
-                             ahead, Ptr(block.dq) + column * head_dim);
+        Products::QueryPanel(d, Packed(block.k_grad), RowStride(d, head_dim),
+                             scores.ds_right(panel), head_dim, columns, range,
+                             add_to_dq, nullptr, ahead,
+                             Ptr(block.dq) + column * head_dim);
       }
     }
     if (block.dq != nullptr) block.ReleaseDq();

@@ -183,6 +183,7 @@ struct LaneEngine : LaneProducts<Op> {
       e.direct_rows = 12;
       if (Op::kPerLane == 1 && hn::Lanes(D()) == 16) e.direct_long_rows = 24;
       e.grad_left_is_score_left = Scores::kPerLane == 1;
+      e.rows_as_they_lie = Op::kPerLane == 1 && Scores::kPerLane == 1;
       e.rounds_probabilities = Op::kPerLane * Op::kTerms == 2;
       e.backward_blocks = Blocks;
       e.forward_blocks = ForwardBlocks;

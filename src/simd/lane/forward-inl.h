@@ -84,6 +84,10 @@ class LaneForward : LaneProducts<Op> {
         map_(block, PanelWidth(D()), Op::kPerLane),
         head_dim_(static_cast<size_t>(block.head_dim)),
         value_dim_(static_cast<size_t>(block.value_dim)),
+        k_stride_(block.k_stride > 0 ? static_cast<size_t>(block.k_stride)
+                                     : ScoreStride<Scores>(D(), head_dim_)),
+        v_stride_(block.v_stride > 0 ? static_cast<size_t>(block.v_stride)
+                                     : RowStride(D(), value_dim_)),
         general_(!block.score.plain() || !(block.score.scale > 0.0)),
         keeps_maxima_(!general_ && map_.keys() % 2 == 0 &&
                       (kPassesFour<Op> || Steps<Scores>(head_dim_) <=
@@ -174,11 +178,13 @@ class LaneForward : LaneProducts<Op> {
   template <class Sink>
   void ScorePanel(const Panel& p, Sink& sink) const {
     const D d;
-    const Ahead v{block_.v_grad, Steps<Op>(static_cast<size_t>(block_.keys)) *
-                                     RowStride(d, value_dim_) *
-                                     sizeof(Element)};
+    Ahead v;
+    if (block_.v_stride == 0) {
+      v = {block_.v_grad, Steps<Op>(static_cast<size_t>(block_.keys)) *
+                              v_stride_ * sizeof(Element)};
+    }
     Products::ScorePanel(
-        d, PackedScores(block_.k_score),
+        d, PackedScores(block_.k_score), k_stride_,
         PackedScores(block_.q_score) + p.column * Steps<Scores>(head_dim_),
         head_dim_, Products::ScoreDepthPart(block_), p.width, p.keys, v,
         scores_.s() + p.keys.begin * PanelWidth(d), sink);
@@ -260,12 +266,14 @@ class LaneForward : LaneProducts<Op> {
   // O^T = factor O^T + V^T P^T; nullptr for ones.
   void AddOutput(const Panel& p, const T* factor) const {
     const D d;
-    const size_t k_elements =
-        static_cast<size_t>(block_.keys) * ScoreStride<Scores>(d, head_dim_);
-    const Ahead next_k{PackedScores(block_.k_score) + k_elements,
-                       k_elements * sizeof(ScoreElement)};
+    Ahead next_k;
+    if (block_.k_stride == 0) {
+      const size_t k_elements = static_cast<size_t>(block_.keys) * k_stride_;
+      next_k = {PackedScores(block_.k_score) + k_elements,
+                k_elements * sizeof(ScoreElement)};
+    }
     for (size_t term = 0; term < Op::kTerms; ++term) {
-      Products::QueryPanel(d, Packed(block_.v_grad), scores_.p(term),
+      Products::QueryPanel(d, Packed(block_.v_grad), v_stride_, scores_.p(term),
                            value_dim_, p.width, p.keys,
                            !block_.first || term > 0,
                            term > 0 ? nullptr : factor, next_k, p.out);
@@ -275,6 +283,7 @@ class LaneForward : LaneProducts<Op> {
   const ForwardBlock& block_;
   const PanelMap map_;
   const size_t head_dim_, value_dim_;
+  const size_t k_stride_, v_stride_;  // between rows of keys
   // Not plain: a scale of 0 would turn the -inf of masked raw scores into NaN,
   // a negative one their maximum into a minimum.
   const bool general_;

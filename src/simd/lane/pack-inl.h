@@ -145,6 +145,25 @@ HWY_INLINE size_t PackedBytesOf(D d, Role role, size_t rows, size_t depth) {
   return elements * sizeof(typename Op::Element);
 }
 
+// Whether rows are finite.
+template <class D, class Stored>
+HWY_INLINE bool AllFinite(D d, Stored tag, const Rows& rows) {
+  const size_t lanes = hn::Lanes(d);
+  const size_t depth = static_cast<size_t>(rows.depth);
+  auto bad = hn::Zero(d);
+  for (int64_t r = 0; r < rows.rows; ++r) {
+    const auto* row =
+        static_cast<const typename Stored::Type*>(rows.data) + r * rows.stride;
+    for (size_t i = 0; i < depth; i += lanes) {
+      const auto x = i + lanes <= depth
+                         ? LoadWide(d, tag, row + i)
+                         : LoadWideTail(d, tag, row + i, depth - i);
+      bad = hn::MulAdd(x, hn::Zero(d), bad);
+    }
+  }
+  return hn::AllTrue(d, hn::Eq(bad, hn::Zero(d)));
+}
+
 template <class Op, class D, class Stored>
 HWY_INLINE bool PackRows(D d, Stored tag, Role role, const Rows& source,
                          size_t padded_rows, bool finite_only,
@@ -160,6 +179,9 @@ HWY_INLINE bool PackRows(D d, Stored tag, Role role, const Rows& source,
     return data + static_cast<int64_t>(r) * source.stride;
   };
   bool finite = true;
+  if constexpr (kPerLane == 1) {
+    if (packed == nullptr) return AllFinite(d, tag, source);
+  }
   if (role == Role::kScoreLeft) {
     const size_t stride = ScoreStride<Op>(d, depth);
     for (size_t r = 0; r < padded_rows; ++r) {

@@ -87,10 +87,11 @@ constexpr size_t RowBlocksOf(size_t rows) {
   return (rows + kBlockRows - 1) / kBlockRows;
 }
 
-// Rows of the next register block of `left`. Two rows of two vectors are too
-// few sums to hide the latency of a multiply-add: the last eight are 4 + 4.
-constexpr size_t RowsOfBlock(size_t left) {
-  const bool halves = kBlockVectors == 2 && left == kBlockRows + 2;
+// Rows of the next register block of `left` rows and so many vectors. Two rows
+// of two vectors are too few sums to hide the latency of a multiply-add: the
+// last eight are 4 + 4.
+constexpr size_t RowsOfBlock(size_t left, size_t vectors) {
+  const bool halves = vectors == 2 && left == kBlockRows + 2;
   return halves ? left / 2 : std::min(kBlockRows, left);
 }
 
@@ -104,7 +105,7 @@ HWY_INLINE void RowBlocks(D d, size_t rows, size_t vectors,
   size_t taken;
   for (size_t row = 0; row < rows; row += taken) {
     sink.Begin();
-    taken = RowsOfBlock(rows - row);
+    taken = RowsOfBlock(rows - row, vectors);
     AnyRegisterBlock<Op, kUnitStep>(d, taken, vectors, p);
     p.a += taken * a_row;
     p.c += taken * p.c_row;
@@ -173,18 +174,18 @@ struct LaneProducts {
     return scores > 2.0 ? 32 : kDepthPart;
   }
 
-  // One panel of S^T = L R (rows `keys` of the block, the panel's `width`
-  // columns), `out` its first row, W elements long. A sink that is not memory
-  // takes sums over the whole depth, of all W columns: its steps must not
-  // exceed depth_part.
+  // One panel of S^T = L R (rows `keys` of the block, `stride` elements apart,
+  // the panel's `width` columns), `out` its first row, W elements long. A sink
+  // that is not memory takes sums over the whole depth, of all W columns: its
+  // steps must not exceed depth_part.
   template <class Sink>
   static HWY_INLINE void ScorePanel(D d, const ScoreElement* left,
-                                    const ScoreElement* right, size_t depth,
-                                    size_t depth_part, size_t width,
-                                    const Range& keys, const Ahead& ahead,
-                                    T* HWY_RESTRICT out, Sink& sink) {
+                                    size_t stride, const ScoreElement* right,
+                                    size_t depth, size_t depth_part,
+                                    size_t width, const Range& keys,
+                                    const Ahead& ahead, T* HWY_RESTRICT out,
+                                    Sink& sink) {
     const size_t steps = Steps<Scores>(depth);
-    const size_t stride = ScoreStride<Scores>(d, depth);
     const size_t blocks = RowBlocksOf(keys.end - keys.begin);
     const size_t next_step = ahead.Step(blocks, steps);
     const char* next = static_cast<const char*>(ahead.data);
@@ -252,7 +253,7 @@ struct LaneProducts {
       const char* next = static_cast<const char*>(ahead.data);
       size_t rows;
       for (size_t row = 0; row < keys; row += rows) {
-        rows = RowsOfBlock(keys - row);
+        rows = RowsOfBlock(keys - row, panel_width / lanes);
         const Range panels = map.Panels(row, row + rows);
         T* c = sum + row * stride + c0;
         if (panels.empty()) {
@@ -294,14 +295,13 @@ struct LaneProducts {
   }
 
   // One panel of dQ^T += K^T dS^T or O^T = factor O^T + V^T P^T, of `width`
-  // columns: `left` kGradLeft, `right` [Steps(key)][W], `sum` [depth][width],
-  // `factor` [width].
-  static HWY_INLINE void QueryPanel(D d, const Element* left,
+  // columns: `left` kGradLeft, its rows `stride` elements apart, `right`
+  // [Steps(key)][W], `sum` [depth][width], `factor` [width].
+  static HWY_INLINE void QueryPanel(D d, const Element* left, size_t stride,
                                     const Element* right, size_t depth,
                                     size_t width, const Range& keys, bool add,
                                     const T* factor, const Ahead& ahead,
                                     T* HWY_RESTRICT sum) {
-    const size_t stride = RowStride(d, depth);
     if (keys.empty()) {
       if (!add) std::fill_n(sum, depth * width, T(0));
       return;

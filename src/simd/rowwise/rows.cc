@@ -3,6 +3,7 @@
 #define HWY_TARGET_INCLUDE "src/simd/rowwise/rows.cc"
 #include "hwy/foreach_target.h"
 // After foreach_target.h, which sets the target.
+#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "src/simd/math/load-inl.h"
 #include "src/simd/math/store-inl.h"
@@ -150,8 +151,62 @@ struct RowFunctions {
     });
   }
 
+  // Of positive x, infinite too; NaN stays NaN.
+  static HWY_INLINE V LogOf(D d, V x) {
+    return hn::IfThenElse(hn::Lt(x, hn::Inf(d)), hn::Log(d, x), x);
+  }
+
+  // Of x <= 0; NaN stays NaN.
+  static HWY_INLINE V ExpOf(D d, V x) {
+    return hn::IfThenElse(hn::Eq(x, x), hn::Exp(d, x), x);
+  }
+
+  static HWY_INLINE void FinishVector(D d, const float* sink, V& max, V sum,
+                                      V& weight) {
+    const V hidden = hn::Neg(hn::Inf(d));
+    V shrink = hn::Set(d, T(1));
+    if (sink != nullptr) {
+      // exp(sink) joins the sums under the greater of both maxima.
+      const V logit = hn::Set(d, static_cast<T>(*sink));
+      const V with_sink = hn::IfThenElse(hn::Lt(max, logit), logit, max);
+      shrink = hn::IfThenZeroElse(hn::Eq(max, hidden),
+                                  ExpOf(d, hn::Sub(max, with_sink)));
+      const V of_sink = ExpOf(d, hn::Sub(logit, with_sink));
+      sum = hn::MulAdd(sum, shrink, of_sink);
+      weight = hn::MulAdd(weight, shrink, of_sink);
+      max = with_sink;
+    }
+    const auto saw_nothing = hn::Eq(sum, hn::Zero(d));
+    max = hn::IfThenElse(saw_nothing, hidden, hn::Add(max, LogOf(d, sum)));
+    weight = hn::IfThenZeroElse(saw_nothing, hn::Div(shrink, weight));
+  }
+
+  static void Finish(void* max, const void* sum, void* weight, int64_t count,
+                     const float* sink) {
+    const D d;
+    const size_t lanes = hn::Lanes(d);
+    const size_t rows = static_cast<size_t>(count);
+    T* const m = static_cast<T*>(max);
+    const T* const l = static_cast<const T*>(sum);
+    T* const w = static_cast<T*>(weight);
+    for (size_t i = 0; i < rows; i += lanes) {
+      const size_t left = rows - i;
+      V row_max = LoadSome(d, Own(), m + i, left);
+      V row_weight = LoadSome(d, Own(), w + i, left);
+      FinishVector(d, sink, row_max, LoadSome(d, Own(), l + i, left),
+                   row_weight);
+      if (left >= lanes) {
+        hn::StoreU(row_max, d, m + i);
+        hn::StoreU(row_weight, d, w + i);
+      } else {
+        StoreNarrowTail(d, Own(), row_max, m + i, left);
+        StoreNarrowTail(d, Own(), row_weight, w + i, left);
+      }
+    }
+  }
+
   static const RowKernels* Get() {
-    static const RowKernels kernels = {Dot, Store, Add, Widen};
+    static const RowKernels kernels = {Dot, Store, Add, Widen, Finish};
     return &kernels;
   }
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Kernels over rows that stand beside the matrix products: delta, and storing
-// accumulated rows in the caller's dtype.
+// Kernels over rows that stand beside the matrix products: delta, the end of
+// the softmax, and storing accumulated rows in the caller's dtype.
 #ifndef FA2_SRC_SIMD_ROWWISE_ROWS_H_
 #define FA2_SRC_SIMD_ROWWISE_ROWS_H_
 
@@ -28,6 +28,15 @@ struct RowKernels {
 
   // out[i] = rows.data[i] of one row, widened.
   void (*widen)(const Rows& row, void* out);
+
+  // Ends the forward's softmax of `count` rows. In: the maxima of their scores,
+  // the sums of exp(S - max), and the weights, which are these sums as the
+  // product with V took them (may be the same array). Out: the logsumexp in
+  // place of the maxima, and what O is to be multiplied with in place of the
+  // weights; -inf and 0 for rows that have seen nothing. `sink`: a logit that
+  // takes probability and no value, or nullptr.
+  void (*finish)(void* max, const void* sum, void* weight, int64_t count,
+                 const float* sink);
 };
 
 // Kernels for accumulators of f32 or f64.
