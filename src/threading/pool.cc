@@ -65,11 +65,11 @@ void Pool::Run(int64_t items, Function function, const void* body) const {
   loop.error.Rethrow();
 }
 
-void Pool::RunTogether(int threads, TeamFunction function,
+void Pool::RunTogether(int threads, bool one_step, TeamFunction function,
                        const void* work) const {
   threads = std::clamp(threads, 1, num_threads_);
-  if (threads == 1) {
-    Team team(1, 0);
+  if (threads == 1 || one_step) {
+    Team team(threads, 0, this);
     return function(work, &team);
   }
   struct Call {

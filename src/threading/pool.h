@@ -50,11 +50,12 @@ class Pool {
   }
 
   // Calls work(team), a Team&, on one of at most `threads` threads; the others
-  // stand by for the items of the team until work returns.
+  // stand by for the items of the team until work returns. With `one_step`,
+  // which is for work that calls the team once, they are called for then only.
   template <class Work>
-  void Together(int threads, const Work& work) const {
+  void Together(int threads, bool one_step, const Work& work) const {
     RunTogether(
-        threads,
+        threads, one_step,
         [](const void* w, Team* team) {
           (*static_cast<const Work*>(w))(*team);
         },
@@ -65,7 +66,8 @@ class Pool {
   using Function = void (*)(const void* body, int64_t item, int worker);
   void Run(int64_t items, Function function, const void* body) const;
   using TeamFunction = void (*)(const void* work, Team* team);
-  void RunTogether(int threads, TeamFunction function, const void* work) const;
+  void RunTogether(int threads, bool one_step, TeamFunction function,
+                   const void* work) const;
 
   const int num_threads_;
 };

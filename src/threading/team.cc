@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/threading/team.h"
 
+#include <algorithm>
+
+#include "src/platform/float_environment.h"
+#include "src/threading/pool.h"
 #include "src/threading/wait.h"
 
 namespace fa2::threading {
 
-Team::Team(int num_threads, int leader)
-    : num_threads_(num_threads), leader_(leader) {
+Team::Team(int num_threads, int leader, const Pool* pool)
+    : num_threads_(num_threads), leader_(leader), pool_(pool) {
   if (num_threads > 1) {
     workers_ = std::make_unique<Worker[]>(static_cast<size_t>(num_threads));
   }
@@ -55,6 +59,26 @@ void Team::Help(int worker) {
   }
 }
 
+void Team::TakeItemsOfHelpers() {
+  step_.store(++steps_);
+  TakeItems(leader_);
+  step_.exchange(0);
+  for (int w = 0; w < num_threads_; ++w) {
+    for (Wait wait; workers_[w].step.load() != 0;) wait();
+  }
+}
+
+void Team::TakeItemsOfPool() {
+  pool_->RunWorkers(
+      static_cast<int>(std::min<int64_t>(num_threads_, items_)),
+      [](void* team, int worker) {
+        const platform::DefaultFloatEnvironment floats;
+        static_cast<Team*>(team)->TakeItems(worker);
+      },
+      this);
+  TakeItems(leader_);  // if nobody came
+}
+
 void Team::Run(int64_t items, Function function, const void* body) {
   if (items <= 0) return;
   if (num_threads_ == 1 || items == 1) {
@@ -67,11 +91,10 @@ void Team::Run(int64_t items, Function function, const void* body) {
   items_ = items;
   function_ = function;
   body_ = body;
-  step_.store(++steps_);
-  TakeItems(leader_);
-  step_.exchange(0);
-  for (int w = 0; w < num_threads_; ++w) {
-    for (Wait wait; workers_[w].step.load() != 0;) wait();
+  if (pool_ == nullptr) {
+    TakeItemsOfHelpers();
+  } else {
+    TakeItemsOfPool();
   }
   if (failed_.exchange(false)) std::rethrow_exception(error_);
 }

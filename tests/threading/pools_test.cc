@@ -306,10 +306,13 @@ TEST(Pools, LoopsRunEveryItemOnceAndThrow) {
                              if (item == 42) throw std::runtime_error("42");
                            }),
                  std::runtime_error);
-    EXPECT_THROW(
-        pool->Together(
-            16, [](threading::Team&) { throw std::runtime_error("leader"); }),
-        std::runtime_error);
+    for (const bool one_step : {false, true}) {
+      EXPECT_THROW(pool->Together(16, one_step,
+                                  [](threading::Team&) {
+                                    throw std::runtime_error("leader");
+                                  }),
+                   std::runtime_error);
+    }
   }
 }
 

@@ -23,9 +23,10 @@ namespace {
 // Steps of all sizes, each item counting those of the step before: they must
 // all be over. Returns the number of items that ran otherwise than once, or on
 // a worker that there is not.
-int64_t WrongItems(const Pool& pool, int threads, int rounds) {
+int64_t WrongItems(const Pool& pool, int threads, int rounds,
+                   bool one_step = false) {
   std::atomic<int64_t> wrong{0};
-  pool.Together(threads, [&](Team& team) {
+  pool.Together(threads, one_step, [&](Team& team) {
     if (team.num_threads() != std::clamp(threads, 1, pool.num_threads())) {
       ++wrong;
     }
@@ -59,8 +60,10 @@ TEST(Team, EveryItemOfEveryStepRunsOnce) {
     const std::unique_ptr<Pool> pool = MakeTbbPool(threads);
     for (int call = 0; call < 20; ++call) {
       for (const int team : {0, 1, 2, threads - 1, threads, threads + 1}) {
-        EXPECT_EQ(WrongItems(*pool, team, 5), 0)
-            << team << " of " << threads << " threads";
+        for (const bool one_step : {false, true}) {
+          EXPECT_EQ(WrongItems(*pool, team, 5, one_step), 0)
+              << team << " of " << threads << " threads, one step " << one_step;
+        }
       }
     }
   }
@@ -73,7 +76,7 @@ TEST(Team, CallersShareAPool) {
   for (int c = 0; c < 4; ++c) {
     callers.emplace_back([&] {
       for (int call = 0; call < 10; ++call)
-        wrong += WrongItems(*pool, 2 + call % 2, 5);
+        wrong += WrongItems(*pool, 2 + call % 2, 5, call % 3 == 0);
     });
   }
   for (std::thread& caller : callers) caller.join();
@@ -82,24 +85,28 @@ TEST(Team, CallersShareAPool) {
 
 TEST(Team, NothingToDo) {
   const std::unique_ptr<Pool> pool = MakeTbbPool(4);
-  pool->Together(pool->num_threads(), [](Team&) {});
-  pool->Together(pool->num_threads(), [](Team& team) {
-    team.For(0, [](int64_t, int) { ADD_FAILURE() << "there is no item"; });
-  });
+  for (const bool one_step : {false, true}) {
+    pool->Together(pool->num_threads(), one_step, [](Team&) {});
+    pool->Together(pool->num_threads(), one_step, [](Team& team) {
+      team.For(0, [](int64_t, int) { ADD_FAILURE() << "there is no item"; });
+    });
+  }
 }
 
 TEST(Team, ExceptionsReachTheCallerAndThePoolGoesOn) {
   for (const int threads : {1, 2, 4}) {
     const std::unique_ptr<Pool> pool = MakeTbbPool(threads);
-    const auto throwing = [&] {
-      pool->Together(pool->num_threads(), [](Team& team) {
+    const auto throwing = [&](bool one_step) {
+      pool->Together(pool->num_threads(), one_step, [](Team& team) {
         team.For(100, [](int64_t item, int) {
           if (item == 37) throw std::runtime_error("item 37");
         });
       });
     };
-    EXPECT_THROW(throwing(), std::runtime_error);
-    EXPECT_EQ(WrongItems(*pool, threads, 2), 0);
+    for (const bool one_step : {false, true}) {
+      EXPECT_THROW(throwing(one_step), std::runtime_error);
+      EXPECT_EQ(WrongItems(*pool, threads, 2), 0);
+    }
   }
 }
 

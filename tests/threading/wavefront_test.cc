@@ -58,23 +58,24 @@ TEST(Wavefront, StepsSeeItemsInOrder) {
         for (size_t c = 0; c < items.size(); ++c) {
           worker_of[c].assign(static_cast<size_t>(items[c]), -1);
         }
-        pool->Together(pool->num_threads(), [&](Team& team) {
-          Wavefront::Run(team, work.tasks.data(), work.count(),
-                         [&](int64_t c, int64_t item, int worker,
-                             Wavefront::Semaphore& semaphore) {
-                           worker_of[c][item] = worker;
-                           for (int64_t step = 0; step < kSteps; ++step) {
-                             if (skips(item, step)) {
-                               semaphore.Skip(step);
-                               continue;
-                             }
-                             semaphore.Wait(step);
-                             seen[c][step].push_back(item);
-                             semaphore.Release(step);
-                           }
-                           semaphore.ReleaseSkipped();
-                         });
-        });
+        pool->Together(
+            pool->num_threads(), /*one_step=*/false, [&](Team& team) {
+              Wavefront::Run(team, work.tasks.data(), work.count(),
+                             [&](int64_t c, int64_t item, int worker,
+                                 Wavefront::Semaphore& semaphore) {
+                               worker_of[c][item] = worker;
+                               for (int64_t step = 0; step < kSteps; ++step) {
+                                 if (skips(item, step)) {
+                                   semaphore.Skip(step);
+                                   continue;
+                                 }
+                                 semaphore.Wait(step);
+                                 seen[c][step].push_back(item);
+                                 semaphore.Release(step);
+                               }
+                               semaphore.ReleaseSkipped();
+                             });
+            });
         for (size_t c = 0; c < items.size(); ++c) {
           for (int64_t step = 0; step < kSteps; ++step) {
             std::vector<int64_t> in_order;
@@ -97,7 +98,7 @@ TEST(Wavefront, NobodyWaitsForAnItemThatFailed) {
   const std::unique_ptr<Pool> pool = MakeTbbPool(4);
   Tasks work({8, 8});
   const auto run = [&] {
-    pool->Together(pool->num_threads(), [&](Team& team) {
+    pool->Together(pool->num_threads(), /*one_step=*/false, [&](Team& team) {
       Wavefront::Run(
           team, work.tasks.data(), work.count(),
           [](int64_t, int64_t item, int, Wavefront::Semaphore& semaphore) {

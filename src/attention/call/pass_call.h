@@ -55,9 +55,12 @@ struct PassState : Inputs {
 //   Status Check(const Args&, Problem*);
 //   void MakePlan(const Args&, const Problem&, const simd::Engine&,
 //                 int threads, Plan*);
+//   bool IsOneStep(const Problem&, const Plan&);
 //   void Execute(State&, threading::Team&);
+// where IsOneStep says that the team is called once, but for NaN and infinity.
 // FewQueries is the same pass by products with keys as they lie, with Plan,
-// State, MakePlan and Execute of its own, for the calls that it takes:
+// State, MakePlan, IsOneStep and Execute of its own, for the calls that it
+// takes:
 //   bool Takes(const Args&, const Problem&, const simd::Engine&);
 template <class Pass, class FewQueries>
 class PassCall {
@@ -121,9 +124,9 @@ class PassCall {
         WorkspaceBytes<Chosen>(args, plan, impl), &workspace));
     threading::ScratchLayout layout(workspace.data());
     typename Chosen::State state(Inputs(args, plan, impl), &layout);
-    impl.pool().Together(plan.workers, [&](threading::Team& team) {
-      Chosen::Execute(state, team);
-    });
+    impl.pool().Together(
+        plan.workers, Chosen::IsOneStep(problem_, plan),
+        [&](threading::Team& team) { Chosen::Execute(state, team); });
     return Status::Ok();
   }
 

@@ -65,6 +65,9 @@ struct FewQueriesForward {
                     const simd::Engine& engine);
   static void MakePlan(const Args& args, const Problem& problem,
                        const simd::Engine& engine, int threads, Plan* plan);
+  static bool IsOneStep(const Problem& /*problem*/, const Plan& /*plan*/) {
+    return true;
+  }
   static void Execute(State& call, threading::Team& team);
 };
 
