@@ -100,7 +100,9 @@ struct ScoreOptions {
 // One block of keys against one block of queries. `keys` is a multiple of
 // Engine::key_panel, `queries` of Engine::query_grain; rows and columns past
 // the tensors' ends are packed as zeros. Of these the keys that CountedKeys()
-// takes in are hidden by kPartial tiles.
+// takes in are hidden by kPartial tiles. Keys and values may be rows of the
+// tensors as they lie (Engine::rows_as_they_lie): their stride is the elements
+// between them, positive, and 0 where they are packed.
 struct Block {
   int64_t keys = 0;
   int64_t queries = 0;
@@ -135,6 +137,9 @@ struct BackwardBlock : Block {
   const void* k_score = nullptr;
   const void* v_score = nullptr;
   const void* k_grad = nullptr;
+  int64_t k_score_stride = 0;  // see Block
+  int64_t v_score_stride = 0;
+  int64_t k_grad_stride = 0;
   const void* q_score = nullptr;
   const void* dout_score = nullptr;
   const void* q_grad = nullptr;
@@ -194,9 +199,7 @@ struct ForwardBlock : Block {
   const void* q_score = nullptr;
   const void* k_score = nullptr;
   const void* v_grad = nullptr;
-  // Where these are rows of the tensors as they lie (Engine::rows_as_they_lie):
-  // the elements between them, positive; 0: they are packed.
-  int64_t k_stride = 0;
+  int64_t k_stride = 0;  // see Block
   int64_t v_stride = 0;
   void* row_max = nullptr;  // [queries], -inf before the first block
   void* row_sum = nullptr;  // [queries], 0 before the first block
@@ -229,7 +232,7 @@ struct Engine {
   int64_t key_step = 0;     // Block::CountedKeys, a divisor of key_panel
   bool grad_left_is_score_left = false;  // one packing serves both roles
   // What packing kScoreLeft and kGradLeft makes of rows of the accumulator's
-  // type are those rows: the forward pass takes them as they lie.
+  // type are those rows: both passes take them as they lie.
   bool rows_as_they_lie = false;
   // A backward block gives the bits that parts of its keys or queries would
   // give in turn: every sum goes on from the accumulator's value, row by row.
@@ -281,11 +284,14 @@ struct Engine {
   // Bytes of an f32 (f64) accumulator of a block.
   size_t (*key_accumulator_bytes)(int64_t keys, int64_t depth);
   size_t (*query_accumulator_bytes)(int64_t queries, int64_t depth);
+  // Elements between the rows of a key accumulator, where it is these, in
+  // order; nullptr: they are unpacked.
+  int64_t (*key_accumulator_stride)(int64_t depth) = nullptr;
   // Rows [first, first + count) of an accumulator as dense rows
   // [count][row_stride]. `count` is a multiple of 16 or ends the block.
   void (*unpack_key_rows)(const void* accumulator, int64_t keys, int64_t depth,
                           int64_t first, int64_t count, void* rows,
-                          int64_t row_stride);
+                          int64_t row_stride) = nullptr;
   void (*unpack_query_rows)(const void* accumulator, int64_t queries,
                             int64_t depth, int64_t first, int64_t count,
                             void* rows, int64_t row_stride);

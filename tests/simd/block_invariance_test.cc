@@ -17,6 +17,7 @@
 #include "src/simd/amx/engine.h"
 #include "tests/simd/amx_emulated.h"
 #include "tests/simd/block_arrays.h"
+#include "tests/simd/key_rows.h"
 
 namespace fa2::simd {
 namespace {
@@ -106,10 +107,8 @@ class JoinProblem {
     results[2].resize(c_.keys * c_.value_depth);
     e_.unpack_query_rows(dq.get(), c_.queries, c_.depth, 0, c_.queries,
                          results[0].data(), c_.depth);
-    e_.unpack_key_rows(dk.get(), c_.keys, c_.depth, 0, c_.keys,
-                       results[1].data(), c_.depth);
-    e_.unpack_key_rows(dv.get(), c_.keys, c_.value_depth, 0, c_.keys,
-                       results[2].data(), c_.value_depth);
+    KeyRows(e_, dk.get(), c_.keys, c_.depth, c_.keys, results[1].data());
+    KeyRows(e_, dv.get(), c_.keys, c_.value_depth, c_.keys, results[2].data());
     return results;
   }
 

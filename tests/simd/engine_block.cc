@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "tests/simd/block_problem.h"
+#include "tests/simd/key_rows.h"
 
 namespace fa2::simd {
 namespace {
@@ -170,11 +171,11 @@ class BlockRun : BlockProblem<T> {
       EXPECT_EQ(semaphore.waits, guarded ? 1 : 0);
       EXPECT_EQ(semaphore.releases, semaphore.waits);
       Array<T> rows(b.keys * std::max(dk, dv));
-      e_.unpack_key_rows(acc_k.get(), b.padded, dk, 0, b.keys, rows.data(), dk);
+      KeyRows(e_, acc_k.get(), b.padded, dk, b.keys, rows.data());
       for (int64_t x = 0; x < b.keys * dk; ++x) {
         ek.Add(rows[x] / 2, ref_dk_[n][x]);
       }
-      e_.unpack_key_rows(acc_v.get(), b.padded, dv, 0, b.keys, rows.data(), dv);
+      KeyRows(e_, acc_v.get(), b.padded, dv, b.keys, rows.data());
       for (int64_t x = 0; x < b.keys * dv; ++x) {
         ev.Add(rows[x] / 2, ref_dv_[n][x]);
       }

@@ -14,6 +14,7 @@
 #include "src/simd/engine.h"
 #include "src/simd/lane/bf16dot_engine.h"
 #include "tests/simd/amx_emulated.h"
+#include "tests/simd/key_rows.h"
 
 namespace fa2::simd {
 namespace {
@@ -71,8 +72,13 @@ void CheckRowStore(const Engine& engine, const RowStoreCase& c) {
     for (int64_t i = 0; i < elements; ++i) accumulator[i] = normal(random);
     accumulators.push_back(accumulator);
     std::vector<float> unpacked(sum.size());
-    (c.keys ? engine.unpack_key_rows : engine.unpack_query_rows)(
-        accumulator, rows, c.depth, 0, c.count, unpacked.data(), c.depth);
+    if (c.keys) {
+      KeyRows<float>(engine, accumulator, rows, c.depth, c.count,
+                     unpacked.data());
+    } else {
+      engine.unpack_query_rows(accumulator, rows, c.depth, 0, c.count,
+                               unpacked.data(), c.depth);
+    }
     for (size_t i = 0; i < sum.size(); ++i) {
       sum[i] = part == 0 ? unpacked[i] : sum[i] + unpacked[i];
     }

@@ -97,6 +97,12 @@ void PackKeys(const BackwardState& call, const WorkerBuffers& worker,
   }
   const simd::Rows k = worker.rows.Read(call.problem.k, at);
   call.buffers.alibi_reach.SeeKeys(keys, k);
+  if (call.plan.keys_as_they_lie) {
+    if (!call.engine.pack(Role::kScoreLeft, k, keys.padded, false, nullptr)) {
+      call.buffers.KNonFinite(id) = 1;
+    }
+    return;
+  }
   const bool want_grad =
       call.args.dq.given() && !call.engine.grad_left_is_score_left;
   const bool non_finite =
@@ -186,6 +192,28 @@ const std::byte* GradientKeys(const BackwardState& call,
   return worker.k_finite;
 }
 
+// The keys of a block pair, packed or as they lie.
+void TakeKeys(const BackwardState& call, const WorkerBuffers& worker,
+              const BlockId& id, simd::BackwardBlock* block) {
+  const KeyOperands packed = worker.Keys(id);
+  block->k_score = packed.k_score;
+  block->v_score = packed.v_score;
+  block->k_grad = call.args.dq.given() ? GradientKeys(call, worker, id, packed)
+                                       : packed.k_grad;
+  if (!call.plan.keys_as_they_lie) return;
+  const TensorRows at = KeyTensorRows(call.problem, call.plan.KeyRows(id));
+  const simd::Rows k = worker.rows.Read(call.problem.k, at);
+  const simd::Rows v = worker.rows.Read(call.problem.v, at);
+  block->k_score = k.data;
+  block->k_score_stride = k.stride;
+  block->v_score = v.data;
+  block->v_score_stride = v.stride;
+  if (call.buffers.KNonFinite(id) == 0) {
+    block->k_grad = k.data;
+    block->k_grad_stride = k.stride;
+  }
+}
+
 // `next`: the pair after this one, or an empty one.
 void ProcessPair(const BackwardState& call, WorkerBuffers& worker,
                  const KeySplitTask& task, const BlockPair& pair,
@@ -197,11 +225,8 @@ void ProcessPair(const BackwardState& call, WorkerBuffers& worker,
   if (visible) {
     worker.ahead.TakeShare(&block.ahead);
     const QueryOperands q = worker.Queries(pair.queries);
-    const KeyOperands k = worker.Keys(pair.keys);
     block.scratch = worker.engine_scratch;
-    block.k_score = k.k_score;
-    block.v_score = k.v_score;
-    block.k_grad = k.k_grad;
+    TakeKeys(call, worker, pair.keys, &block);
     block.q_score = q.q_score;
     block.q_grad = q.q_grad;
     block.dout_score = q.dout_score;
@@ -209,7 +234,6 @@ void ProcessPair(const BackwardState& call, WorkerBuffers& worker,
     block.lse = q.lse;
     block.delta = q.delta;
     if (call.args.dq.given()) {
-      block.k_grad = GradientKeys(call, worker, pair.keys, k);
       semaphore.Guard(worker.Dq(pair.queries, pair.key_split),
                       !worker.bias.needs_semaphore(), &block);
     }
@@ -463,6 +487,10 @@ struct BackwardPass {
     use.fixed_blocks = dbias.sums_blocks || args.dalibi_slopes.given();
     use.threads = threads;
     PlanBackward(problem, engine, use, plan);
+  }
+  static bool IsOneStep(const Problem& problem, const Plan& plan) {
+    // A bias is looked through before.
+    return plan.head_batches.alone && !problem.options.bias.given();
   }
   static void Execute(BackwardState& call, Team& team) {
     call.buffers.Clear();

@@ -286,6 +286,10 @@ struct ForwardPass {
                        const simd::Engine& engine, int threads, Plan* plan) {
     PlanForward(problem, engine, threads, plan);
   }
+  static bool IsOneStep(const Problem& problem, const Plan& plan) {
+    // A bias is looked through before.
+    return plan.head_batches.alone && !problem.options.bias.given();
+  }
   static void Execute(ForwardState& call, Team& team) {
     call.buffers.Clear();
     call.buffers.bias_tiles.Scan(team);

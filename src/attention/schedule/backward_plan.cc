@@ -5,6 +5,7 @@
 #include <cmath>
 #include <utility>
 
+#include "src/attention/schedule/keys_as_they_lie.h"
 #include "src/attention/schedule/workers.h"
 
 namespace fa2::attention {
@@ -242,6 +243,8 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
   plan->queries_in_turn = one_block && !shared && batch_threads == 1 &&
                           plan->order == LoopOrder::kKeyOuter &&
                           !problem.options.alibi_slopes.given();
+  plan->keys_as_they_lie =
+      plan->queries_in_turn && TakeKeysAsTheyLie(problem, engine);
   if (plan->queries_in_turn) {
     plan->largest_batch.q_rows = plan->largest_batch.dq_rows =
         plan->blocks.queries;

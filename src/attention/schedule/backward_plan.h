@@ -78,6 +78,8 @@ struct BackwardPlan {
   // A worker alone packs a block of queries when it comes to the only block of
   // keys of its head, not all of a head before, and then stores its dQ.
   bool queries_in_turn = false;
+  // And takes keys as they lie, where packing would only copy them.
+  bool keys_as_they_lie = false;
 
   // Those of query_blocks that are of a head batch's sequences, and of
   // key_blocks.

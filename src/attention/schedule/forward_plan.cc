@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "src/attention/schedule/keys_as_they_lie.h"
 #include "src/attention/schedule/workers.h"
 
 namespace fa2::attention {
@@ -13,11 +14,6 @@ namespace {
 // -> 861, D 128 1,033 -> 1,071, D 256 with half as many 1,181 -> 1,268
 // GFLOP/s); on 16 threads, two of which share an L2, more gain nothing.
 constexpr int64_t kSharedQueries = 256;
-
-// The most queries that take K and V as they lie: reading rows once from
-// wherever they are then takes less than copying them (f32, 32 to 64 queries:
-// 0.86 to 0.96 of the time; 128 to 256 of two and more panels: the same).
-constexpr int64_t kQueriesOfKeysAsTheyLie = 64;
 
 // The most queries of an item under a block mask, so that the one which sees
 // most takes no longer than a thread's share of all: it would otherwise keep
@@ -58,12 +54,6 @@ void ListItems(const Problem& problem, HeadBatch* batch, ForwardPlan* plan) {
             });
 }
 
-// Whether packed rows of K or V would be copies.
-bool AsPacked(const ConstTensorView& view, const simd::Engine& engine) {
-  return view.dtype == engine.accumulator && HasContiguousRows(view) &&
-         view.strides[2] > 0;
-}
-
 // Items of one step, at most.
 int64_t ItemsAtOnce(const ForwardPlan& plan) {
   if (plan.head_batches.alone) {
@@ -100,10 +90,6 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
   const double operations = 4.0 * pairs * static_cast<double>(problem.q_heads) *
                             static_cast<double>(problem.head_dim);
   // One block of queries for each head of keys, on lanes.
-  int64_t most_queries = 0;
-  for (const Sequence& s : problem.sequences) {
-    most_queries = std::max(most_queries, s.nq());
-  }
   const bool whole =
       problem.group() == 1 && !engine.bitwise_block_invariant &&
       std::all_of(problem.sequences.begin(), problem.sequences.end(),
@@ -118,10 +104,8 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
       TakeHeadsAlone(problem, engine, pairs, operations, whole, threads);
   plan->keys_in_turn = whole && plan->head_batches.threads(threads) == 1 &&
                        !problem.options.alibi_slopes.given();
-  plan->keys_as_they_lie = plan->keys_in_turn && engine.rows_as_they_lie &&
-                           most_queries <= kQueriesOfKeysAsTheyLie &&
-                           AsPacked(problem.k, engine) &&
-                           AsPacked(problem.v, engine);
+  plan->keys_as_they_lie =
+      plan->keys_in_turn && TakeKeysAsTheyLie(problem, engine);
   const bool as_large_as_liked = plan->head_batches.threads(threads) == 1 &&
                                  engine.bitwise_block_invariant;
   int64_t wanted = 1;

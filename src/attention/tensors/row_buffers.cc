@@ -163,9 +163,17 @@ void RowBuffers::Store(const AccumulatorSum& sum, const RowScale& scale,
     kernels_.add(accumulator, sum.partials[i],
                  static_cast<int64_t>(size / wide));
   }
+  const int64_t stride =
+      keys && sum.count != 0 && engine_.key_accumulator_stride != nullptr
+          ? engine_.key_accumulator_stride(depth)
+          : 0;
   for (int64_t r = 0; r < to.rows.count; r += kUnpackRows) {
     const int64_t rows = std::min(kUnpackRows, to.rows.count - r);
-    if (sum.count != 0) {
+    const void* unpacked = rows_;
+    if (stride != 0) {
+      unpacked = static_cast<const char*>(accumulator) +
+                 static_cast<size_t>(r * stride) * wide;
+    } else if (sum.count != 0) {
       unpack(accumulator, sum.rows, depth, r, rows, rows_, depth);
     }
     RowScale of_rows = scale;
@@ -176,7 +184,8 @@ void RowBuffers::Store(const AccumulatorSum& sum, const RowScale& scale,
     StoredRows part = to;
     part.rows.first += r;
     part.rows.count = rows;
-    StoreRows(kernels_, rows_, depth, of_rows, part, narrowed_);
+    StoreRows(kernels_, unpacked, stride != 0 ? stride : depth, of_rows, part,
+              narrowed_);
   }
 }
 

@@ -90,6 +90,12 @@ struct LaneBackward : LaneProducts<Op> {
     const size_t keys = map.keys();
     const size_t head_dim = static_cast<size_t>(block.head_dim);
     const size_t value_dim = static_cast<size_t>(block.value_dim);
+    const size_t k_stride =
+        StrideOr(block.k_score_stride, ScoreStride<Scores>(d, head_dim));
+    const size_t v_stride =
+        StrideOr(block.v_score_stride, ScoreStride<Scores>(d, value_dim));
+    const size_t k_grad_stride =
+        StrideOr(block.k_grad_stride, RowStride(d, head_dim));
     const BackwardScores<Op> scores(block.scratch, width,
                                     static_cast<size_t>(block.keys),
                                     map.panels() * width);
@@ -119,12 +125,11 @@ struct LaneBackward : LaneProducts<Op> {
                          std::min(end, range.end)};
         if (!seen.empty()) {
           const size_t first = (seen.begin - begin) * width;
-          Products::ScorePanel(d, PackedScores(block.k_score),
-                               ScoreStride<Scores>(d, head_dim), q, head_dim,
-                               Products::ScoreDepthPart(block), columns, seen,
-                               next_dout, scores.s(panel) + first, to_memory);
-          Products::ScorePanel(d, PackedScores(block.v_score),
-                               ScoreStride<Scores>(d, value_dim), dout,
+          Products::ScorePanel(d, PackedScores(block.k_score), k_stride, q,
+                               head_dim, Products::ScoreDepthPart(block),
+                               columns, seen, next_dout,
+                               scores.s(panel) + first, to_memory);
+          Products::ScorePanel(d, PackedScores(block.v_score), v_stride, dout,
                                value_dim, Products::kDepthPart, columns, seen,
                                next_dq, scores.dp(panel) + first, to_memory);
           next_dout = next_dq = {};
@@ -140,7 +145,7 @@ struct LaneBackward : LaneProducts<Op> {
                                              Steps<Op>(map.panels() * width) *
                                              sizeof(Element)};
         if (panel == 0) add_to_dq = block.WaitDq();
-        Products::QueryPanel(d, Packed(block.k_grad), RowStride(d, head_dim),
+        Products::QueryPanel(d, Packed(block.k_grad), k_grad_stride,
                              scores.ds_right(panel), head_dim, columns, range,
                              add_to_dq, nullptr, ahead,
                              Ptr(block.dq) + column * head_dim);

@@ -125,14 +125,8 @@ struct LaneEngine : LaneProducts<Op> {
     return rows * static_cast<size_t>(depth) * sizeof(T);
   }
 
-  static void UnpackKeyRows(const void* accumulator, int64_t /*keys*/,
-                            int64_t depth, int64_t first, int64_t count,
-                            void* rows, int64_t row_stride) {
-    const size_t stride = RowStride(D(), static_cast<size_t>(depth));
-    for (int64_t r = 0; r < count; ++r) {
-      std::copy_n(Ptr(accumulator) + static_cast<size_t>(first + r) * stride,
-                  depth, Ptr(rows) + r * row_stride);
-    }
+  static int64_t KeyAccumulatorStride(int64_t depth) {
+    return static_cast<int64_t>(RowStride(D(), static_cast<size_t>(depth)));
   }
 
   static void UnpackQueryRows(const void* accumulator, int64_t queries,
@@ -191,7 +185,7 @@ struct LaneEngine : LaneProducts<Op> {
       e.pack = Pack;
       e.key_accumulator_bytes = KeyAccumulatorBytes;
       e.query_accumulator_bytes = QueryAccumulatorBytes;
-      e.unpack_key_rows = UnpackKeyRows;
+      e.key_accumulator_stride = KeyAccumulatorStride;
       e.unpack_query_rows = UnpackQueryRows;
       e.store_key_rows = RowStore<Op>::kKeyRows;
       e.store_query_rows = RowStore<Op>::kQueryRows;

@@ -84,10 +84,9 @@ class LaneForward : LaneProducts<Op> {
         map_(block, PanelWidth(D()), Op::kPerLane),
         head_dim_(static_cast<size_t>(block.head_dim)),
         value_dim_(static_cast<size_t>(block.value_dim)),
-        k_stride_(block.k_stride > 0 ? static_cast<size_t>(block.k_stride)
-                                     : ScoreStride<Scores>(D(), head_dim_)),
-        v_stride_(block.v_stride > 0 ? static_cast<size_t>(block.v_stride)
-                                     : RowStride(D(), value_dim_)),
+        k_stride_(
+            StrideOr(block.k_stride, ScoreStride<Scores>(D(), head_dim_))),
+        v_stride_(StrideOr(block.v_stride, RowStride(D(), value_dim_))),
         general_(!block.score.plain() || !(block.score.scale > 0.0)),
         keeps_maxima_(!general_ && map_.keys() % 2 == 0 &&
                       (kPassesFour<Op> || Steps<Scores>(head_dim_) <=

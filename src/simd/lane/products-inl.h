@@ -82,6 +82,12 @@ class ToMemoryAhead : public ToMemory {
   int64_t lines_;   // at a time
 };
 
+// Between rows of an operand that is taken as it lies or, where that is 0, has
+// been packed.
+constexpr size_t StrideOr(int64_t as_it_lies, size_t packed) {
+  return as_it_lies > 0 ? static_cast<size_t>(as_it_lies) : packed;
+}
+
 // Register blocks of so many rows.
 constexpr size_t RowBlocksOf(size_t rows) {
   return (rows + kBlockRows - 1) / kBlockRows;
