@@ -20,7 +20,10 @@ std::string LowerName(int64_t target) {
 }  // namespace
 
 int64_t AvailableTargets() {
-  static const int64_t targets = hwy::SupportedTargets() & HWY_TARGETS;
+  // What the compiler may use anywhere needs no detection, and Highway has none
+  // for RVV: there it names what its own library was compiled for.
+  static const int64_t targets =
+      (hwy::SupportedTargets() | HWY_STATIC_TARGET) & HWY_TARGETS;
   return targets;
 }
 

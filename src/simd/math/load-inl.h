@@ -103,7 +103,8 @@ HWY_INLINE hn::Vec<D> LoadTail(D d, const hn::TFromD<D>* p, size_t count) {
   if constexpr (kMasksLoads<sizeof(T)>) {
     return hn::MaskedLoad(hn::FirstN(d, count), d, p);
   } else {
-    HWY_ALIGN T buffer[HWY_MAX_BYTES / sizeof(T)] = {};
+    HWY_ALIGN T buffer[HWY_MAX_BYTES / sizeof(T)];
+    memset(buffer, 0, hn::Lanes(d) * sizeof(T));
     memcpy(buffer, p, count * sizeof(T));
     return hn::Load(d, buffer);
   }
@@ -127,7 +128,10 @@ HWY_INLINE hn::Vec<D> LoadWideTail(D d, Stored tag,
                        sizeof(hn::TFromD<D>) == 4) {
     return PromoteBf16(d, LoadTail(hn::Rebind<uint16_t, D>(), p, count));
   } else {
-    HWY_ALIGN Type buffer[HWY_MAX_BYTES / 2] = {};
+    // Not all of it: RISC-V's longest vectors have 64 KiB. Not MaxLanes(D()):
+    // under SVE Highway 1.0.3 makes that too few for tags of part of a vector.
+    HWY_ALIGN Type buffer[HWY_MAX_BYTES / 2];
+    memset(buffer, 0, hn::Lanes(d) * sizeof(buffer[0]));
     memcpy(buffer, p, count * sizeof(buffer[0]));
     return LoadWide(d, tag, buffer);
   }
