@@ -83,49 +83,69 @@ TEST(AttentionNonfinite, NanReachesWhatDependsOnIt) {
   }
 }
 
-// Few queries, whose keys are not packed: of one part and of several.
-TEST(AttentionNonfinite, OfFewQueries) {
+// NaN and infinity in each tensor of calls whose keys are not packed, near the
+// end of the keys, without a window and with one that hides them from some.
+void ExpectOfUnpackedKeys(const AttentionCase& base) {
   const Contexts contexts({1, 3});
+  const int64_t key = base.nk - 20;
+  const Poison poisons[] = {
+      {"q",
+       [](AttentionInputs* in, double x) {
+         Set(in->q.view, {0, 2, 1, 5}, x);
+       }},
+      {"k",
+       [key](AttentionInputs* in, double x) {
+         Set(in->k.view, {0, 1, key, 39}, x);
+       }},
+      {"v",
+       [key](AttentionInputs* in, double x) {
+         Set(in->v.view, {0, 1, key, 32}, x);
+       }},
+      {"dout",
+       [](AttentionInputs* in, double x) {
+         Set(in->dout.view, {0, 3, 1, 7}, x);
+       }},
+  };
+  for (const int64_t window_left : {-1, 30}) {
+    for (const Poison& poison : poisons) {
+      SCOPED_TRACE(poison.name);
+      AttentionCase c = base;
+      c.window_left = window_left;
+      const auto expect = [&](double value) {
+        ExpectAttention(
+            c,
+            MakeInputs(c, [&](AttentionInputs* in) { poison.put(in, value); }),
+            contexts.list());
+      };
+      expect(kNan);
+      // An infinite score: see below.
+      if (poison.name != "q" && poison.name != "k") expect(kInfinity);
+    }
+  }
+}
+
+// Of one part of the keys and of several.
+TEST(AttentionNonfinite, OfFewQueries) {
   for (const DType dtype :
        {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}) {
     for (const int64_t nk : {83, 700}) {
-      const Poison poisons[] = {
-          {"q",
-           [](AttentionInputs* in, double x) {
-             Set(in->q.view, {0, 2, 1, 5}, x);
-           }},
-          {"k",
-           [nk](AttentionInputs* in, double x) {
-             Set(in->k.view, {0, 1, nk - 20, 39}, x);
-           }},
-          {"v",
-           [nk](AttentionInputs* in, double x) {
-             Set(in->v.view, {0, 1, nk - 20, 32}, x);
-           }},
-          {"dout",
-           [](AttentionInputs* in, double x) {
-             Set(in->dout.view, {0, 3, 1, 7}, x);
-           }},
-      };
-      for (const int64_t window_left : {-1, 30}) {
-        for (const Poison& poison : poisons) {
-          SCOPED_TRACE(poison.name);
-          AttentionCase c = BaseCase(dtype);
-          c.nq = 2;
-          c.nk = nk;
-          c.window_left = window_left;
-          const auto expect = [&](double value) {
-            ExpectAttention(
-                c,
-                MakeInputs(c,
-                           [&](AttentionInputs* in) { poison.put(in, value); }),
-                contexts.list());
-          };
-          expect(kNan);
-          // An infinite score: see below.
-          if (poison.name != "q" && poison.name != "k") expect(kInfinity);
-        }
-      }
+      AttentionCase c = BaseCase(dtype);
+      c.nq = 2;
+      c.nk = nk;
+      ExpectOfUnpackedKeys(c);
+    }
+  }
+}
+
+// Of one block of keys and of several.
+TEST(AttentionNonfinite, OfKeysAsTheyLie) {
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    for (const int64_t nk : {50, 300}) {
+      AttentionCase c = BaseCase(dtype);
+      c.kv_heads = c.heads;
+      c.nq = 40;
+      c.nk = nk;
+      ExpectOfUnpackedKeys(c);
     }
   }
 }

@@ -7,11 +7,11 @@
 
 #include "src/simd/engine.h"
 
-namespace fa2::test {
+namespace fa2::simd {
 
 // The first `count` rows of an accumulator of `keys` keys, densely.
 template <typename T>
-void KeyRows(const simd::Engine& engine, const T* accumulator, int64_t keys,
+void KeyRows(const Engine& engine, const void* accumulator, int64_t keys,
              int64_t depth, int64_t count, T* rows) {
   if (engine.key_accumulator_stride == nullptr) {
     engine.unpack_key_rows(accumulator, keys, depth, 0, count, rows, depth);
@@ -19,10 +19,11 @@ void KeyRows(const simd::Engine& engine, const T* accumulator, int64_t keys,
   }
   const int64_t stride = engine.key_accumulator_stride(depth);
   for (int64_t r = 0; r < count; ++r) {
-    std::copy_n(accumulator + r * stride, depth, rows + r * depth);
+    std::copy_n(static_cast<const T*>(accumulator) + r * stride, depth,
+                rows + r * depth);
   }
 }
 
-}  // namespace fa2::test
+}  // namespace fa2::simd
 
 #endif  // FA2_TESTS_SIMD_KEY_ROWS_H_

@@ -73,8 +73,7 @@ void CheckRowStore(const Engine& engine, const RowStoreCase& c) {
     accumulators.push_back(accumulator);
     std::vector<float> unpacked(sum.size());
     if (c.keys) {
-      KeyRows<float>(engine, accumulator, rows, c.depth, c.count,
-                     unpacked.data());
+      KeyRows(engine, accumulator, rows, c.depth, c.count, unpacked.data());
     } else {
       engine.unpack_query_rows(accumulator, rows, c.depth, 0, c.count,
                                unpacked.data(), c.depth);
