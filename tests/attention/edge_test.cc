@@ -116,6 +116,26 @@ class SparseMapping {
   void* data_;
 };
 
+// K and V of one row, whose stride is 0: packed, and where other keys would be
+// taken as they lie.
+TEST(AttentionEdge, KeysOfOneRow) {
+  const Contexts contexts({1, 3});
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16}) {
+    for (const int64_t nq : {3, 40, 130}) {
+      AttentionCase c;
+      c.dtype = dtype;
+      c.heads = 3;
+      c.kv_heads = 3;
+      c.nq = nq;
+      c.nk = 50;
+      c.head_dim = 24;
+      c.value_dim = 40;
+      c.keys_broadcast = true;
+      ExpectAttention(c, MakeInputs(c), contexts.list());
+    }
+  }
+}
+
 TEST(AttentionEdge, OffsetsPastTwoToThe31) {
   constexpr int64_t kRowStride = int64_t{1} << 30;
   constexpr int64_t kRows = 5;

@@ -297,6 +297,7 @@ std::string Describe(const AttentionCase& c) {
     flag(c.padded_lse, "padded_lse");
     flag(c.spare_max_seqlen > 0, "max_seqlen_given");
   }
+  flag(c.keys_broadcast, "keys_broadcast");
   flag(c.dlse, "dlse");
   flag(c.delta, "delta");
   add(std::string("grads ") + NameOf(c.grad_layout) + " " +
@@ -337,6 +338,11 @@ AttentionInputs MakeInputs(
   inputs.q = qkv.q;
   inputs.k = qkv.k;
   inputs.v = qkv.v;
+  if (c.keys_broadcast) {
+    constexpr std::array<bool, 4> kRows = {false, false, true, false};
+    inputs.k = MakeTensor(c.dtype, shape.k, c.layout, kRows);
+    inputs.v = MakeTensor(c.dtype, shape.v, c.layout, kRows);
+  }
   inputs.dout = MakeTensor(c.dtype, shape.out, c.layout, c.dout_broadcast);
   FillNormal(inputs.q.view, random, c.q_sigma);
   FillNormal(inputs.k.view, random);
@@ -361,7 +367,8 @@ AttentionOutputs MakeOutputs(const AttentionCase& c,
   AttentionOutputs outputs;
   outputs.out =
       MakeTensor(c.out_dtype.value_or(c.dtype), shape.out, c.grad_layout);
-  outputs.lse = MakeTensor(c.statistics_dtype(), shape.statistic);
+  outputs.lse =
+      MakeTensor(c.statistics_dtype(), shape.statistic, c.grad_layout);
   const Qkv grads = MakeQkv(c, shape, grad_dtype, c.grad_layout);
   const auto take = [&random](bool want, bool accumulate, const Tensor& made,
                               Tensor* output) {

@@ -37,6 +37,7 @@ struct AttentionCase {
   // one [B, N, heads, D] array, gradients too.
   Packing packing = Packing::kNone;
   std::array<bool, 4> dout_broadcast = {};  // stride 0 in these dimensions
+  bool keys_broadcast = false;  // K and V are one row of each head, stride 0
 
   std::optional<double> scale;
   Causal causal = Causal::kNone;
