@@ -18,9 +18,9 @@ class Pool;
 class Team {
  public:
   // `leader` is the worker number of the thread that calls For. With a pool
-  // each step is a loop of its own on the pool's threads, which then does
-  // without helpers: on 16 threads of an AMX machine and libgomp some 3 us less
-  // for the first step, and as much more for each that follows.
+  // each step is a loop of its own on the pool's threads, without helpers that
+  // stand by: on 16 threads of an AMX machine and libgomp 1.8 us less where
+  // there is one step, 1.6 us more where there are two.
   Team(int num_threads, int leader, const Pool* pool = nullptr);
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/attention/schedule/keys_as_they_lie.h"
 
-#include <algorithm>
-
 namespace fa2::attention {
 namespace {
 
