@@ -97,18 +97,14 @@ void PackKeys(const BackwardState& call, const WorkerBuffers& worker,
   }
   const simd::Rows k = worker.rows.Read(call.problem.k, at);
   call.buffers.alibi_reach.SeeKeys(keys, k);
-  if (call.plan.keys_as_they_lie) {
-    if (!call.engine.pack(Role::kScoreLeft, k, keys.padded, false, nullptr)) {
-      call.buffers.KNonFinite(id) = 1;
-    }
-    return;
-  }
+  const bool as_they_lie = call.plan.keys_as_they_lie;  // only looked at
   const bool want_grad =
       call.args.dq.given() && !call.engine.grad_left_is_score_left;
-  const bool non_finite =
-      Pack(call.engine, k, keys.padded, Role::kScoreLeft, to.k_score,
-           Role::kGradLeft, want_grad, to.k_grad);
+  const bool non_finite = Pack(call.engine, k, keys.padded, Role::kScoreLeft,
+                               as_they_lie ? nullptr : to.k_score,
+                               Role::kGradLeft, want_grad, to.k_grad);
   if (non_finite) call.buffers.KNonFinite(id) = 1;
+  if (as_they_lie) return;
 
   const simd::Rows v = worker.rows.Read(call.problem.v, at);
   call.engine.pack(Role::kScoreLeft, v, keys.padded, false, to.v_score);

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "src/attention/scores/non_finite.h"
@@ -97,19 +96,11 @@ template <typename T>
 void StoreItem(const FewForwardState& call, const FewQueriesItem& item,
                const FewForwardRows& rows, const FewForwardWorker& worker) {
   const Problem& problem = call.problem;
-  const ConstTensorView& sinks = problem.options.sinks;
-  const TensorView& lse = call.args.lse;
   T* const max = reinterpret_cast<T*>(rows.max);
   T* const sum = reinterpret_cast<T*>(rows.sum);
   ForQueryRows(problem, item, [&](const TensorRows& at, int64_t first) {
-    float sink = 0.0f;
-    if (sinks.given()) memcpy(&sink, At(sinks, 0, at.head, 0), sizeof(sink));
-    call.row_kernels.finish(max + first, sum + first, sum + first, at.count,
-                            sinks.given() ? &sink : nullptr);
-    if (lse.given()) {
-      StoreStatistic(problem, lse, item.part->sequence, at.head, {0, at.count},
-                     max + first);
-    }
+    FinishRows(call.row_kernels, problem, call.args.lse, item.part->sequence,
+               at.head, {0, at.count}, max + first, sum + first, sum + first);
     if (call.args.out.sizes[3] == 0) return;
     StoreRows(call.row_kernels, RowsFrom(rows.out, first, sizeof(T)).data,
               rows.out.stride, {problem.dropout_scale, sum + first},

@@ -9,7 +9,6 @@
 //                 O^T = O^T exp(m_old - m) + V^T P^T
 //   epilogue    O / l and lse = m + log l of the block, stored
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 #include "src/attention/call/pass_call.h"
@@ -206,25 +205,13 @@ bool ProcessPairs(const ForwardState& call, ForwardWorker& worker,
 
 // ---- Epilogue.
 
-// Stores lse, and leaves what rows of O are to be multiplied with in
-// row_weight.
-void FinishRows(const ForwardState& call, const ForwardWorker& worker,
-                const BlockRows& queries) {
-  const ConstTensorView& sinks = call.problem.options.sinks;
-  float sink = 0.0f;
-  if (sinks.given()) memcpy(&sink, At(sinks, 0, queries.head, 0), sizeof(sink));
-  call.row_kernels.finish(worker.row_max, worker.row_sum, worker.row_weight,
-                          queries.size(), sinks.given() ? &sink : nullptr);
-  if (call.args.lse.given()) {
-    StoreStatistic(call.problem, call.args.lse, queries.sequence, queries.head,
-                   queries.rows, worker.row_max);
-  }
-}
-
+// What rows of O are multiplied with is left in row_weight.
 void StoreOut(const ForwardState& call, const ForwardWorker& worker,
               const BlockRows& queries, bool any) {
   if (!any) ClearRowState(call, worker, queries.padded);
-  FinishRows(call, worker, queries);
+  FinishRows(call.row_kernels, call.problem, call.args.lse, queries.sequence,
+             queries.head, queries.rows, worker.row_max, worker.row_sum,
+             worker.row_weight);
   AccumulatorSum out = {AccumulatorSum::Kind::kQueries, queries.padded};
   if (any) out.Add(worker.out);
   const double dropout =

@@ -38,17 +38,23 @@ TensorRows KeyTensorRows(const Problem& problem, const BlockRows& block) {
   return {s.batch, block.head, s.k_begin + block.begin(), block.size()};
 }
 
-void StoreStatistic(const Problem& problem, const TensorView& view,
-                    int64_t sequence, int64_t head, Interval queries,
-                    const void* values) {
+void FinishRows(const simd::RowKernels& kernels, const Problem& problem,
+                const TensorView& lse, int64_t sequence, int64_t head,
+                Interval queries, void* max, const void* sum, void* weight) {
   if (queries.empty()) return;
-  const RowStart start = StatisticsStart(problem, view, sequence);
-  const size_t element = SizeOf(view.dtype);
+  const ConstTensorView& sinks = problem.options.sinks;
+  float sink = 0.0f;
+  if (sinks.given()) memcpy(&sink, At(sinks, 0, head, 0), sizeof(sink));
+  kernels.finish(max, sum, weight, queries.size(),
+                 sinks.given() ? &sink : nullptr);
+  if (!lse.given()) return;
+  const RowStart start = StatisticsStart(problem, lse, sequence);
+  const size_t element = SizeOf(lse.dtype);
   // The stride of a dimension of one element may be any number.
   const int64_t step =
-      view.sizes[2] > 1 ? view.strides[2] * static_cast<int64_t>(element) : 0;
-  Scatter(static_cast<const char*>(values), step, 0, queries.size(), 1, element,
-          At(view, start.batch, head, start.row + queries.begin));
+      lse.sizes[2] > 1 ? lse.strides[2] * static_cast<int64_t>(element) : 0;
+  Scatter(static_cast<const char*>(max), step, 0, queries.size(), 1, element,
+          At(lse, start.batch, head, start.row + queries.begin));
 }
 
 bool LeaveCaches(std::initializer_list<ConstTensorView> outputs, int workers) {

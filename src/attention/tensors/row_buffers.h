@@ -56,10 +56,11 @@ struct StoredRows {
   bool accumulate = false;  // add to what is there
 };
 
-// Stores a row statistic (lse, delta) of queries, of the view's dtype.
-void StoreStatistic(const Problem& problem, const TensorView& view,
-                    int64_t sequence, int64_t head, Interval queries,
-                    const void* values);
+// Ends the softmax of a head's queries (RowKernels::finish, with its sink if
+// there is one), and stores what `max` holds then where `lse` is given.
+void FinishRows(const simd::RowKernels& kernels, const Problem& problem,
+                const TensorView& lse, int64_t sequence, int64_t head,
+                Interval queries, void* max, const void* sum, void* weight);
 
 // Scales, rounds and stores rows of the accumulator's type. `narrowed` has room
 // for them in the tensor's dtype; it is used where the tensor's rows are not
