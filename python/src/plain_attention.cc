@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // AttentionForward and AttentionBackward of tensors [B, H, N, D] of a framework
-// that has OpenMP threads, with no option but causality, scale and precision:
-// a call takes its few arguments from Python in a microsecond.
+// that has OpenMP threads, with no option but a bias or mask, causality, scale
+// and precision: a call takes its few arguments from Python in a microsecond.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
@@ -17,9 +17,11 @@
 namespace fa2::python {
 namespace {
 
-AttentionOptions OptionsOf(bool causal, std::optional<double> scale,
+AttentionOptions OptionsOf(nb::handle bias, bool causal,
+                           std::optional<double> scale,
                            const std::string& precision) {
   AttentionOptions options;
+  options.bias = InputArray::OfTensor("bias", bias).Leading();
   options.causal = causal ? Causal::kTopLeft : Causal::kNone;
   options.scale = scale;
   options.precision = ParsePrecision(precision);
@@ -31,24 +33,26 @@ ConstTensorView Read(const InputArray& array) {
   return array.Tensor(Layout::kBHSD);
 }
 
-void Forward(nb::handle q, nb::handle k, nb::handle v, nb::handle out,
-             nb::handle lse, bool causal, std::optional<double> scale,
-             const std::string& precision, std::optional<int> num_threads) {
+void Forward(nb::handle q, nb::handle k, nb::handle v, nb::handle bias,
+             nb::handle out, nb::handle lse, bool causal,
+             std::optional<double> scale, const std::string& precision,
+             std::optional<int> num_threads) {
   AttentionForwardArgs args;
   args.q = Read(InputArray::OfTensor("q", q));
   args.k = Read(InputArray::OfTensor("k", k));
   args.v = Read(InputArray::OfTensor("v", v));
   args.out = OutputArray::OfTensor("out", out).Tensor(Layout::kBHSD);
   args.lse = OutputArray::OfTensor("lse", lse).RowValues(Layout::kBHSD);
-  args.options = OptionsOf(causal, scale, precision);
+  args.options = OptionsOf(bias, causal, scale, precision);
   Context* const context = ContextFor(num_threads, "openmp");
   RunWithoutGil([&] { return AttentionForward(args, context); });
 }
 
 void Backward(nb::handle dout, nb::handle q, nb::handle k, nb::handle v,
-              nb::handle out, nb::handle lse, nb::handle dq, nb::handle dk,
-              nb::handle dv, bool causal, std::optional<double> scale,
-              const std::string& precision, std::optional<int> num_threads) {
+              nb::handle bias, nb::handle out, nb::handle lse, nb::handle dq,
+              nb::handle dk, nb::handle dv, bool causal,
+              std::optional<double> scale, const std::string& precision,
+              std::optional<int> num_threads) {
   AttentionBackwardArgs args;
   args.dout = Read(InputArray::OfTensor("dout", dout));
   args.q = Read(InputArray::OfTensor("q", q));
@@ -59,7 +63,7 @@ void Backward(nb::handle dout, nb::handle q, nb::handle k, nb::handle v,
   args.dq = OutputArray::OfTensor("dq", dq).Tensor(Layout::kBHSD);
   args.dk = OutputArray::OfTensor("dk", dk).Tensor(Layout::kBHSD);
   args.dv = OutputArray::OfTensor("dv", dv).Tensor(Layout::kBHSD);
-  args.options = OptionsOf(causal, scale, precision);
+  args.options = OptionsOf(bias, causal, scale, precision);
   Context* const context = ContextFor(num_threads, "openmp");
   RunWithoutGil([&] { return AttentionBackward(args, context); });
 }
@@ -71,13 +75,15 @@ void BindPlainAttention(nb::module_& module) {
   module.def("use_tensor_exchange", &UseTensorExchange, "tensor_type"_a,
              "Whether plain_attention_* take tensors of this type; they take "
              "descriptors always.");
-  module.def("plain_attention_forward", &Forward, "q"_a, "k"_a, "v"_a, "out"_a,
-             "lse"_a.none(), "causal"_a, "scale"_a.none(), "precision"_a,
-             "num_threads"_a.none(), "Writes out and lse.");
+  module.def("plain_attention_forward", &Forward, "q"_a, "k"_a, "v"_a,
+             "bias"_a.none(), "out"_a, "lse"_a.none(), "causal"_a,
+             "scale"_a.none(), "precision"_a, "num_threads"_a.none(),
+             "Writes out and lse.");
   module.def("plain_attention_backward", &Backward, "dout"_a, "q"_a, "k"_a,
-             "v"_a, "out"_a, "lse"_a, "dq"_a.none(), "dk"_a.none(),
-             "dv"_a.none(), "causal"_a, "scale"_a.none(), "precision"_a,
-             "num_threads"_a.none(), "Writes the gradients that are not None.");
+             "v"_a, "bias"_a.none(), "out"_a, "lse"_a, "dq"_a.none(),
+             "dk"_a.none(), "dv"_a.none(), "causal"_a, "scale"_a.none(),
+             "precision"_a, "num_threads"_a.none(),
+             "Writes the gradients that are not None.");
 }
 
 }  // namespace fa2::python

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls without a mask and dropout, which go the short way: by which calls, and with the bits of the general one."""
+"""Calls without dropout and a gradient of the mask go the short way: which, and with the bits of the general one."""
 
 import pytest
 
@@ -84,6 +84,61 @@ def test_same_bits(sdpa, calls, general, dtype, keywords):
     got = _results(sdpa, tensors, **keywords)
     assert calls.taken == 1
     _same(got, _results(general, tensors, **keywords))
+
+
+def _masks():
+    generator = torch.Generator().manual_seed(1)
+    numbers = torch.randn(2, 4, 19, 23, generator=generator)
+    shows = numbers > -0.5
+    return {
+        "mask": shows,
+        "mask of all": shows[0, 0],
+        "padding": shows[:, :1, :1],
+        "bias": numbers,
+        "bias of heads": numbers[:1].to(torch.bfloat16),
+        "bias of keys": numbers[0, 0, 0].double(),
+        "bias of queries": numbers[..., :1],
+        "strided": numbers.transpose(2, 3).contiguous().transpose(2, 3),
+        "expanded": numbers[:, :1].expand(2, 4, 19, 23),
+        "hidden rows": shows & (torch.arange(19) % 3 > 0)[:, None],
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", list(_masks()))
+def test_same_bits_under_masks(sdpa, calls, general, dtype, name):
+    tensors, mask = _qkv(dtype), _masks()[name]
+    if dtype is not torch.float64 and mask.dtype is torch.float64:
+        mask = mask.to(dtype)
+    got = _results(sdpa, tensors, attn_mask=mask)
+    assert calls.taken == 1
+    _same(got, _results(general, tensors, attn_mask=mask))
+    with torch.no_grad():
+        assert torch.equal(sdpa(*tensors, attn_mask=mask), got[0])
+        if mask.dtype is not torch.bool:  # its gradient is not asked for
+            assert torch.equal(sdpa(*tensors, attn_mask=torch.nn.Parameter(mask)), got[0])
+    assert calls.refused == 0
+
+
+def test_second_derivatives_under_a_bias(sdpa, calls, general):
+    bias = _masks()["bias"].double()
+
+    def penalty(call):
+        tensors = _qkv(torch.float64)
+        slopes = torch.autograd.grad(call(*tensors, attn_mask=bias).square().sum(), tensors, create_graph=True)
+        return torch.autograd.grad(sum(x.square().sum() for x in slopes), tensors)
+
+    got = penalty(sdpa)
+    assert calls.taken == 1
+    _same(got, penalty(general))
+
+
+def test_a_bias_changed_before_the_backward_is_an_error(sdpa):
+    bias = _masks()["bias"]
+    out = sdpa(*_qkv(), attn_mask=bias)
+    bias.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
 
 
 def test_grouped_heads_and_strides(sdpa, calls, general):
@@ -232,12 +287,14 @@ def test_compiled(sdpa, calls, general):
 
 def test_other_calls_keep_the_general_way(sdpa, calls):
     q, k, v = _qkv()
-    sdpa(q, k, v, attn_mask=torch.ones(19, 23).tril().bool())
+    sdpa(q, k, v, attn_mask=torch.zeros(19, 23, requires_grad=True)).sum().backward()
+    sdpa(q[:1], k[:1], v[:1], attn_mask=torch.ones(2, 4, 19, 23).tril().bool())
+    sdpa(q, k, v, attn_mask=torch._neg_view(torch.ones(19, 23)))
     sdpa(q, k, v, dropout_p=0.5)
     sdpa(q[0], k[0], v[0])
     sdpa(q, k[:1], v[:1])
     sdpa(q, k[:, :1], v[:, :1])
-    assert (calls.taken, calls.refused) == (0, 5)
+    assert (calls.taken, calls.refused) == (0, 7)
     with pytest.raises(ValueError, match="k has shape"):
         sdpa(q, k[..., :8], v)
     with fa2_cpu.torch.replace_sdpa(), sdpa_kernel(SDPBackend.MATH):

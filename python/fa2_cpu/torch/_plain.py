@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of [B, H, N, D] tensors with no option but the causal mask and the scale: the shortest way to the core.
+"""Attention of [B, H, N, D] tensors under a mask or a bias that needs no gradient: the shortest way to the core.
 
 The results are those of the general way, _derivatives.call. A call of a few short heads takes as long in
 Python as in the core, and here a third of what it takes there.
@@ -28,33 +28,52 @@ def takes(
     value: Tensor,
     attn_mask: Optional[Tensor],
     dropout_p: float,
+    is_causal: bool,
     scale: Optional[float],
     enable_gqa: bool,
 ) -> bool:
-    """Whether attention() is for these: no mask, no dropout, dense 4-D CPU tensors that fit, no operators watched."""
-    if attn_mask is not None or dropout_p != 0.0 or not (scale is None or type(scale) is float):
+    """Whether attention() is for these: no dropout, dense 4-D CPU tensors that fit, no operators watched."""
+    if dropout_p != 0.0 or not (scale is None or type(scale) is float):
         return False
     if query is None or key is None or value is None:
         return False
-    if not unwatched((query, key, value)) or torch.is_autocast_enabled("cpu"):
+    tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+    if not unwatched(tensors) or torch.is_autocast_enabled("cpu"):
         return False
+    for x in tensors:
+        if not x.is_cpu or x.layout is not torch.strided or x.is_nested or x.is_neg():
+            return False
     dtype = query.dtype
     if dtype not in FLOATS or key.dtype is not dtype or value.dtype is not dtype:
         return False
-    for x in (query, key, value):
-        if not x.is_cpu or x.layout is not torch.strided or x.is_nested or x.is_neg() or x.dim() != 4:
-            return False
+    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
+        return False
     batch, heads, _, _ = query.shape
     k_batch, k_heads, _, _ = key.shape
     v_batch, v_heads, _, _ = value.shape
-    return batch == k_batch == v_batch and k_heads == v_heads and (heads == k_heads or enable_gqa)
+    if not (batch == k_batch == v_batch and k_heads == v_heads and (heads == k_heads or enable_gqa)):
+        return False
+    return attn_mask is None or (not is_causal and _takes_mask(attn_mask, batch, heads))
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: Optional[float]) -> Tensor:
+def _takes_mask(mask: Tensor, batch: int, heads: int) -> bool:
+    if mask.dtype is not torch.bool and (mask.dtype not in FLOATS or (mask.requires_grad and torch.is_grad_enabled())):
+        return False
+    return 1 <= mask.dim() <= 4 and within(mask, batch, heads)
+
+
+def within(mask: Tensor, batch: int, heads: int) -> bool:
+    """Whether the batch and heads of a mask are these, or 1."""
+    return all(mask.dim() < -dim or mask.shape[dim] in (1, size) for dim, size in ((-4, batch), (-3, heads)))
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Optional[Tensor], causal: bool, scale: Optional[float]
+) -> Tensor:
     """out of tensors that takes() has accepted; differentiable."""
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        return PlainAttention.apply(query, key, value, causal, scale)
-    return _forward(query, key, value, None, causal, scale)
+        return PlainAttention.apply(query, key, value, attn_mask, causal, scale)
+    return _forward(query, key, value, attn_mask, None, causal, scale)
 
 
 def _empty(x: Tensor, depth: int) -> Tensor:
@@ -64,9 +83,17 @@ def _empty(x: Tensor, depth: int) -> Tensor:
     return empty_in_order(x, (*x.shape[:3], depth), "bhsd")
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, lse: Optional[Tensor], causal: bool, scale: Optional[float]) -> Tensor:
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Optional[Tensor],
+    lse: Optional[Tensor],
+    causal: bool,
+    scale: Optional[float],
+) -> Tensor:
     out = _empty(q, v.shape[3])
-    tensors = (q, k, v, out, lse) if _EXCHANGED else map(descriptor, (q, k, v, out, lse))
+    tensors = (q, k, v, bias, out, lse) if _EXCHANGED else map(descriptor, (q, k, v, bias, out, lse))
     precision = resolve_precision("torch", q.dtype)
     named("fa2::attention", _core.plain_attention_forward, *tensors, causal, scale, precision, num_threads())
     return out
@@ -76,11 +103,11 @@ class PlainAttention(torch.autograd.Function):
     """The derivative; lse is kept, but is no result."""
 
     @staticmethod
-    def forward(ctx, q, k, v, causal, scale):
+    def forward(ctx, q, k, v, bias, causal, scale):
         dtype = torch.float64 if q.dtype is torch.float64 else torch.float32
         lse = torch.empty(q.shape[:3], dtype=dtype, device=q.device)
-        out = _forward(q, k, v, lse, causal, scale)
-        ctx.save_for_backward(q, k, v, out, lse)
+        out = _forward(q, k, v, bias, lse, causal, scale)
+        ctx.save_for_backward(q, k, v, bias, out, lse)
         ctx.causal, ctx.scale = causal, scale
         ctx.set_materialize_grads(False)
         return out
@@ -88,25 +115,25 @@ class PlainAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout):
         if dout is None:
-            return None, None, None, None, None
-        q, k, v, out, lse = ctx.saved_tensors
+            return (None,) * 6
+        q, k, v, bias, out, lse = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         # With create_graph the gradients are differentiable themselves.
-        if torch.is_grad_enabled() or not unwatched((dout, q, k, v, out)):
+        if torch.is_grad_enabled() or not unwatched((dout, q, k, v, bias, out)):
             options = AttentionOptions("bhsd", ctx.scale, "top_left" if ctx.causal else "")
-            none = (None,) * 7  # dlse, bias, alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox
+            none = (None,) * 5  # alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox
             flags = [*wanted, False, False, False]
-            grads = _derivatives.backward((dout, q, k, v, out, lse, *none), options, flags)
-            return (*(g if want else None for g, want in zip(grads, wanted)), None, None)
+            grads = _derivatives.backward((dout, q, k, v, out, lse, None, bias, *none), options, flags)
+            return (*(g if want else None for g, want in zip(grads, wanted)), None, None, None)
         dq = _empty(q, q.shape[3]) if wanted[0] else None
         dk = _empty(k, k.shape[3]) if wanted[1] else None
         dv = _empty(v, v.shape[3]) if wanted[2] else None
         if dout.is_neg():
             dout = dout.resolve_neg()
-        tensors = (dout, q, k, v, out, lse, dq, dk, dv)
+        tensors = (dout, q, k, v, bias, out, lse, dq, dk, dv)
         named(
             "fa2::attention_backward", _core.plain_attention_backward,
             *(tensors if _EXCHANGED else map(descriptor, tensors)),
             ctx.causal, ctx.scale, resolve_precision("torch", q.dtype), num_threads(),
         )  # fmt: skip
-        return dq, dk, dv, None, None
+        return dq, dk, dv, None, None, None

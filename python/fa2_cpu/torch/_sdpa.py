@@ -49,8 +49,8 @@ def scaled_dot_product_attention(
       >>> out = fa2_cpu.torch.scaled_dot_product_attention(q, k, v, is_causal=True)
       >>> torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
     """
-    if _plain.takes(query, key, value, attn_mask, dropout_p, scale, enable_gqa):
-        return _plain.attention(query, key, value, bool(is_causal), scale)
+    if _plain.takes(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+        return _plain.attention(query, key, value, attn_mask, bool(is_causal), scale)
     problem = refusal(query, key, value, attn_mask, is_causal)
     if problem is not None:
         raise problem
@@ -109,7 +109,7 @@ def compute(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gq
     if query.dim() == 4 and key.dim() == 4 and value.dim() == 4:
         batch = query.shape[0] == key.shape[0] and query.shape[0] == value.shape[0]
         heads = key.shape[1] == value.shape[1] and (query.shape[1] == key.shape[1] or enable_gqa)
-        mask = attn_mask is None or (attn_mask.dim() <= 4 and _within(attn_mask, query))
+        mask = attn_mask is None or (attn_mask.dim() <= 4 and _plain.within(attn_mask, *query.shape[:2]))
         if batch and heads and mask:
             return dense_attention(query, key, value, attn_mask, causal, scale, dropout_p)
     query, key, value, attn_mask, leading = _broadcast(query, key, value, attn_mask, enable_gqa)
@@ -122,12 +122,6 @@ def autocast(x: Tensor) -> Tensor:
     if not torch.is_autocast_enabled("cpu") or x.dtype == torch.float64:
         return x
     return x.to(torch.get_autocast_dtype("cpu"))
-
-
-def _within(mask: Tensor, query: Tensor) -> bool:
-    """Whether the batch and heads of mask are those of the query, or 1."""
-    sizes = ((-4, query.shape[0]), (-3, query.shape[1]))
-    return all(mask.dim() < -dim or mask.shape[dim] in (1, size) for dim, size in sizes)
 
 
 def _common(what: str, shapes) -> tuple[int, ...]:
