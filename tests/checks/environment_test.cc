@@ -119,6 +119,8 @@ TEST(Environment, NamesThatNothingHas) {
 }
 
 TEST(EnvironmentDeathTest, VerboseCallsWriteALineEach) {
+  // A process of its own would not be emulated.
+  if (std::getenv("FA2_UNDER_QEMU") != nullptr) GTEST_SKIP() << "qemu-user";
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(CallsThatWrite("1"), testing::ExitedWithCode(0),
               "fa2,attention_forward.*,f32,.*\n"

@@ -21,6 +21,7 @@
 #include "fa2/fa2.h"
 #include "tests/faults/failing_malloc.h"
 #include "tests/support/attention_case.h"
+#include "tests/support/attention_run.h"
 #include "tests/support/case_generator.h"
 #include "tests/support/op_case.h"
 
@@ -99,6 +100,10 @@ Outcome Sweep(const Call& call, int threads, Failing failing) {
   return outcome;
 }
 
+// Allocations of what a call that goes on without oneTBB leaves behind, since
+// oneTBB waits for it ever after: TbbPool's call and its arena.
+constexpr int64_t kLeftBehind = 2;
+
 // Adds up what happened.
 void ExpectSurvives(const Call& call, Outcome* total) {
   alarm(300);  // a hang ends the process
@@ -115,7 +120,9 @@ void ExpectSurvives(const Call& call, Outcome* total) {
         for (int ms = 0; ms < 50 && LiveAllocations() > live; ++ms) {
           std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
-        least = std::min(least, LiveAllocations() - live);
+        const int64_t allowed =
+            threads > 1 ? kLeftBehind * outcome.done_without : 0;
+        least = std::min(least, LiveAllocations() - live - allowed);
         total->refused += outcome.refused;
         total->done_without += outcome.done_without;
       }
@@ -142,8 +149,12 @@ std::vector<std::shared_ptr<Buffer>> BuffersOf(
   return buffers;
 }
 
-// Seeds of cases with, together, every option.
-const std::vector<uint64_t> kSeeds = {11, 12, 13, 14, 15, 16, 17, 18};
+// Seeds of cases with, together, every option; two of them where few cases are
+// run.
+std::vector<uint64_t> Seeds() {
+  if (CasesOfSixteen() <= 2) return {12, 15};
+  return {11, 12, 13, 14, 15, 16, 17, 18};
+}
 
 AttentionCase CaseOf(uint64_t seed) {
   CaseOptions options;
@@ -155,7 +166,7 @@ AttentionCase CaseOf(uint64_t seed) {
 
 TEST(AllocationFaults, Forward) {
   Outcome total;
-  for (const uint64_t seed : kSeeds) {
+  for (const uint64_t seed : Seeds()) {
     const AttentionCase c = CaseOf(seed);
     const AttentionInputs inputs = MakeInputs(c);
     const AttentionOutputs o = MakeOutputs(c, inputs);
@@ -171,7 +182,7 @@ TEST(AllocationFaults, Forward) {
 
 TEST(AllocationFaults, Backward) {
   Outcome total;
-  for (const uint64_t seed : kSeeds) {
+  for (const uint64_t seed : Seeds()) {
     const AttentionCase c = CaseOf(seed);
     const AttentionInputs inputs = MakeInputs(c);
     const AttentionOutputs o = MakeOutputs(c, inputs);
@@ -189,7 +200,8 @@ TEST(AllocationFaults, Backward) {
 
 TEST(AllocationFaults, TrainingKernels) {
   Outcome total;
-  for (uint64_t seed = 400000; seed < 400000 + 4 * kOps; ++seed) {
+  const uint64_t rounds = CasesOfSixteen() <= 2 ? 1 : 4;
+  for (uint64_t seed = 400000; seed < 400000 + rounds * kOps; ++seed) {
     const OpCase c = RandomOpCase(seed);
     Call call{c.text, {}, c.run};
     for (const OpOutput& o : c.outputs) {
