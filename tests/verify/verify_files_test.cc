@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -15,6 +16,7 @@
 #include "src/verify/judge/check.h"
 #include "src/verify/judge/report.h"
 #include "src/verify/model/generate.h"
+#include "tests/verify/safetensors_bytes.h"
 
 namespace fa2::verify {
 namespace {
@@ -27,10 +29,7 @@ void WriteBytes(const std::string& path, const std::string& bytes) {
 
 // A file of this header and so many bytes of tensors.
 std::string FileOf(const std::string& header, size_t data) {
-  uint64_t size = header.size();
-  std::string bytes(8, '\0');
-  std::memcpy(bytes.data(), &size, 8);
-  return bytes + header + std::string(data, '\0');
+  return SafetensorsBytes(header, std::string(data, '\0'));
 }
 
 // What is wrong, as the command would say it; empty where nothing is.
@@ -70,6 +69,44 @@ TEST(Safetensors, ForgedHeadersAreRefused) {
   }
   EXPECT_NE(ErrorOf([&] { ReadSafetensors(Path("missing")); }), "");
   EXPECT_NE(ErrorOf([&] { ReadSafetensors(testing::TempDir()); }), "");
+}
+
+// As in the format's description, whatever the byte order of this machine.
+TEST(Safetensors, NumbersAreLittleEndian) {
+  const std::string bytes = SafetensorsBytes(
+      R"({"f":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+      R"("i":{"dtype":"I64","shape":[1],"data_offsets":[8,16]},)"
+      R"("h":{"dtype":"BF16","shape":[1],"data_offsets":[16,18]}})",
+      std::string("\0\0\x80\x3f\0\0\0\xc0"
+                  "\x2\x1\0\0\0\0\0\0\x40\x3f",
+                  18));
+  const std::string path = Path("order.safetensors");
+  WriteBytes(path, bytes);
+  const SafetensorsFile file = ReadSafetensors(path);
+  const auto at = [&](const char* name, void* to, size_t size) {
+    std::memcpy(to, file.tensors.at(name).data, size);
+  };
+  float f[2];
+  int64_t i;
+  uint16_t h;
+  at("f", f, sizeof(f));
+  at("i", &i, sizeof(i));
+  at("h", &h, sizeof(h));
+  EXPECT_EQ(f[0], 1.0f);
+  EXPECT_EQ(f[1], -2.0f);
+  EXPECT_EQ(i, 258);
+  EXPECT_EQ(h, 0x3f40);
+
+  const std::string written = Path("written.safetensors");
+  WriteSafetensors(written, {{"f", DType::kF32, {2}, f}}, {});
+  std::ifstream stream(written, std::ios::binary);
+  const std::string all((std::istreambuf_iterator<char>(stream)),
+                        std::istreambuf_iterator<char>());
+  ASSERT_GT(all.size(), 16u);
+  EXPECT_EQ(static_cast<size_t>(static_cast<unsigned char>(all[0])),
+            all.size() - 16);
+  EXPECT_EQ(all.substr(1, 7), std::string(7, '\0'));
+  EXPECT_EQ(all.substr(all.size() - 8), bytes.substr(bytes.size() - 18, 8));
 }
 
 Case SmallCase() {

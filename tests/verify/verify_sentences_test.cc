@@ -16,6 +16,7 @@
 #include "src/verify/judge/check.h"
 #include "src/verify/model/generate.h"
 #include "src/verify/model/problem.h"
+#include "tests/verify/safetensors_bytes.h"
 
 namespace fa2::verify {
 namespace {
@@ -131,11 +132,8 @@ TEST(Safetensors, HeadersThatDoNotFitAreNamed) {
   const std::string path = Path("header.safetensors");
   const auto error_of = [&](const std::string& entry, size_t data) {
     const std::string header = "{\"q\":{\"dtype\":\"F32\"," + entry + "}}";
-    const uint64_t size = header.size();
-    std::string bytes(8, '\0');
-    std::memcpy(bytes.data(), &size, 8);
     std::ofstream(path, std::ios::binary)
-        << bytes << header << std::string(data, '\0');
+        << SafetensorsBytes(header, std::string(data, '\0'));
     return ErrorOf([&] { ReadSafetensors(path); });
   };
   ExpectWords(error_of(R"("shape":[2],"data_offsets":7)", 8),
@@ -233,10 +231,7 @@ TEST(Files, DTypesThatAreNotRead) {
   const std::string path = Path("dtype.safetensors");
   const std::string header =
       R"({"a/q":{"dtype":"I8","shape":[2],"data_offsets":[0,2]}})";
-  const uint64_t size = header.size();
-  std::string bytes(8, '\0');
-  std::memcpy(bytes.data(), &size, 8);
-  std::ofstream(path, std::ios::binary) << bytes << header << "xx";
+  std::ofstream(path, std::ios::binary) << SafetensorsBytes(header, "xx");
   ExpectWords(ErrorOf([&] { ReadCases(path); }),
               "tensor a/q has dtype I8, it must be F32");
 }

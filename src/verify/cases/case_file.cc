@@ -110,7 +110,7 @@ std::vector<Case> ReadCases(const std::string& path,
     array.dtype = *entry.dtype;
     array.shape = entry.shape;
     array.data = entry.data;
-    array.owner = file.bytes;
+    array.owner = file.owner;
     if (c.tensors.count(canonical) != 0) {
       // The canonical name wins over a synonym.
       const std::string& other = source[prefix + "/" + canonical];

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/verify/cases/safetensors.h"
 
-#include <cstring>
+#include <algorithm>
+#include <cstddef>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -31,6 +32,27 @@ constexpr NamedType kTypes[] = {
     {"U64", 8, std::nullopt},    {"F8_E4M3", 1, std::nullopt},
     {"F8_E5M2", 1, std::nullopt}};
 
+constexpr bool kLittleEndian = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
+
+// A file's bytes, and where memory orders those of a number the other way, the
+// tensors that are read from it.
+struct Storage {
+  std::vector<uint8_t> file;
+  std::vector<std::vector<uint8_t>> tensors;
+};
+
+// Numbers of `size` bytes each, from the file's byte order to this machine's or
+// back, where these differ.
+std::vector<uint8_t> Reversed(const void* data, size_t bytes, size_t size) {
+  const uint8_t* const first = static_cast<const uint8_t*>(data);
+  std::vector<uint8_t> result(first, first + bytes);
+  for (size_t at = 0; at + size <= bytes; at += size) {
+    std::reverse(result.begin() + static_cast<ptrdiff_t>(at),
+                 result.begin() + static_cast<ptrdiff_t>(at + size));
+  }
+  return result;
+}
+
 const char* NameOfType(DType dtype) {
   for (const NamedType& type : kTypes) {
     if (type.dtype == dtype) return type.name;
@@ -47,7 +69,7 @@ const NamedType& TypeNamed(const std::string& tensor, const std::string& name) {
 
 SafetensorsEntry ParseEntry(const std::string& name,
                             const nlohmann::json& value, const uint8_t* data,
-                            uint64_t data_bytes) {
+                            uint64_t data_bytes, Storage* storage) {
   SafetensorsEntry entry;
   entry.dtype_name = value.at("dtype").get<std::string>();
   const NamedType& type = TypeNamed(name, entry.dtype_name);
@@ -89,16 +111,20 @@ SafetensorsEntry ParseEntry(const std::string& name,
                 "fit its shape");
   }
   entry.data = data + begin;
+  if (!kLittleEndian && type.bytes > 1) {
+    storage->tensors.push_back(Reversed(entry.data, bytes, type.bytes));
+    entry.data = storage->tensors.back().data();
+  }
   return entry;
 }
 
-SafetensorsFile Parse(std::shared_ptr<const std::vector<uint8_t>> bytes) {
+SafetensorsFile Parse(const std::shared_ptr<Storage>& storage) {
   SafetensorsFile file;
-  file.bytes = std::move(bytes);
-  const std::vector<uint8_t>& all = *file.bytes;
+  file.owner = storage;
+  const std::vector<uint8_t>& all = storage->file;
   if (all.size() < 8) throw Error("it is no safetensors file: no header");
   uint64_t header_bytes = 0;
-  std::memcpy(&header_bytes, all.data(), 8);
+  for (int i = 0; i < 8; ++i) header_bytes |= uint64_t{all[i]} << (8 * i);
   if (header_bytes > kMaxHeader || header_bytes > all.size() - 8) {
     throw Error("it is no safetensors file, or its header is cut off");
   }
@@ -117,7 +143,8 @@ SafetensorsFile Parse(std::shared_ptr<const std::vector<uint8_t>> bytes) {
     if (name == "__metadata__") {
       file.metadata = value.get<std::map<std::string, std::string>>();
     } else {
-      file.tensors[name] = ParseEntry(name, value, data, data_bytes);
+      file.tensors[name] =
+          ParseEntry(name, value, data, data_bytes, storage.get());
     }
   }
   return file;
@@ -132,13 +159,13 @@ SafetensorsFile ReadSafetensors(const std::string& path) {
   if (size < 0 || size == std::numeric_limits<std::streamoff>::max()) {
     throw Error(path + ": the file cannot be read");
   }
-  auto bytes = std::make_shared<std::vector<uint8_t>>();
-  bytes->resize(static_cast<size_t>(size));
+  const auto storage = std::make_shared<Storage>();
+  storage->file.resize(static_cast<size_t>(size));
   stream.seekg(0);
-  stream.read(reinterpret_cast<char*>(bytes->data()), size);
+  stream.read(reinterpret_cast<char*>(storage->file.data()), size);
   if (!stream && size > 0) throw Error(path + ": the file cannot be read");
   try {
-    return Parse(std::move(bytes));
+    return Parse(storage);
   } catch (const Error& error) {
     throw Error(path + ": " + error.what());
   } catch (const nlohmann::json::exception&) {
@@ -165,11 +192,18 @@ void WriteSafetensors(const std::string& path,
   std::string header = json.dump();
   header.resize((header.size() + 7) / 8 * 8, ' ');
   std::ofstream stream(path, std::ios::binary);
-  const uint64_t header_bytes = header.size();
-  stream.write(reinterpret_cast<const char*>(&header_bytes), 8);
+  for (int i = 0; i < 8; ++i) {
+    stream.put(static_cast<char>(uint64_t{header.size()} >> (8 * i) & 0xff));
+  }
   stream.write(header.data(), static_cast<std::streamsize>(header.size()));
   for (size_t i = 0; i < tensors.size(); ++i) {
-    stream.write(static_cast<const char*>(tensors[i].data),
+    const void* data = tensors[i].data;
+    std::vector<uint8_t> reversed;
+    if (!kLittleEndian) {
+      reversed = Reversed(data, sizes[i], SizeOf(tensors[i].dtype));
+      data = reversed.data();
+    }
+    stream.write(static_cast<const char*>(data),
                  static_cast<std::streamsize>(sizes[i]));
   }
   stream.close();

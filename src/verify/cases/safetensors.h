@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Files in the safetensors format: an 8-byte little-endian length, a JSON
-// header of that length, then the tensors' bytes
+// Files in the safetensors format: an 8-byte length, a JSON header of that
+// length, then the tensors' bytes, all numbers little-endian
 // (https://huggingface.co/docs/safetensors).
 #ifndef FA2_SRC_VERIFY_CASES_SAFETENSORS_H_
 #define FA2_SRC_VERIFY_CASES_SAFETENSORS_H_
@@ -22,13 +22,14 @@ struct SafetensorsEntry {
   // None where fa2 has no such type; u8 is read as bool.
   std::optional<DType> dtype;
   std::vector<int64_t> shape;
-  const void* data = nullptr;  // dense, owned by the file; may be unaligned
+  // Dense, of this machine's byte order, owned by the file; may be unaligned.
+  const void* data = nullptr;
 };
 
 struct SafetensorsFile {
   std::map<std::string, SafetensorsEntry> tensors;
   std::map<std::string, std::string> metadata;  // "__metadata__"
-  std::shared_ptr<const std::vector<uint8_t>> bytes;
+  std::shared_ptr<const void> owner;  // of the tensors' data
 };
 
 // Nothing in the header is trusted: lengths, offsets and sizes are held against
@@ -39,7 +40,7 @@ struct SafetensorsTensor {
   std::string name;
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
-  const void* data = nullptr;  // dense
+  const void* data = nullptr;  // dense, of this machine's byte order
 };
 
 // Throws Error if the file cannot be written.
