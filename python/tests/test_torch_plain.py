@@ -26,15 +26,17 @@ class _Calls:
 
 @pytest.fixture
 def calls(monkeypatch):
-    counts, takes = _Calls(), _plain.takes
+    counts, attention = _Calls(), _plain.attention
 
     def counted(*arguments):
-        taken = takes(*arguments)
-        counts.taken += taken
-        counts.refused += not taken
-        return taken
+        counts.taken += 1  # also where the core refuses, or a checkpoint stops the call early
+        out = attention(*arguments)
+        if out is None:
+            counts.taken -= 1
+            counts.refused += 1
+        return out
 
-    monkeypatch.setattr(_plain, "takes", counted)
+    monkeypatch.setattr(_plain, "attention", counted)
     return counts
 
 
@@ -53,7 +55,7 @@ def general(monkeypatch):
 
     def call(*arguments, **keywords):
         with monkeypatch.context() as patch:
-            patch.setattr(_plain, "takes", lambda *_: False)
+            patch.setattr(_plain, "attention", lambda *_: None)
             return function(*arguments, **keywords)
 
     return call

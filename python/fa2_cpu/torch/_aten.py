@@ -25,8 +25,10 @@ def _sdpa_kernel(
 ) -> Tensor:
     """fa2, or PyTorch where it is asked for, where only it has a rule, and to explain what is wrong."""
     fused = torch.backends.cuda.flash_sdp_enabled()  # False inside sdpa_kernel(SDPBackend.MATH)
-    if fused and _plain.takes(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
-        return _plain.attention(query, key, value, attn_mask, is_causal, scale)
+    if fused:
+        out = _plain.attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if out is not None:
+            return out
     pytorch = (
         not fused
         or _sdpa.refusal(query, key, value, attn_mask, is_causal) is not None

@@ -22,7 +22,7 @@ from fa2_cpu.torch._tensors import FLOATS, descriptor, unwatched
 _EXCHANGED = _core.use_tensor_exchange(Tensor)
 
 
-def takes(
+def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -31,33 +31,41 @@ def takes(
     is_causal: bool,
     scale: Optional[float],
     enable_gqa: bool,
-) -> bool:
-    """Whether attention() is for these: no dropout, dense 4-D CPU tensors that fit, no operators watched."""
+) -> Optional[Tensor]:
+    """out, differentiable, of dense 4-D CPU tensors that fit, without dropout and while nothing watches operators.
+
+    None for all others: they take the general way.
+    """
     if dropout_p != 0.0 or not (scale is None or type(scale) is float):
-        return False
+        return None
     if query is None or key is None or value is None:
-        return False
+        return None
     tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     if not unwatched(tensors) or torch.is_autocast_enabled("cpu"):
-        return False
+        return None
     for x in tensors:
         if not x.is_cpu or x.layout is not torch.strided or x.is_nested or x.is_neg():
-            return False
+            return None
     dtype = query.dtype
     if dtype not in FLOATS or key.dtype is not dtype or value.dtype is not dtype:
-        return False
+        return None
     if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
-        return False
-    batch, heads, _, _ = query.shape
+        return None
+    batch, heads, _, depth = query.shape
     k_batch, k_heads, _, _ = key.shape
-    v_batch, v_heads, _, _ = value.shape
+    v_batch, v_heads, _, v_depth = value.shape
     if not (batch == k_batch == v_batch and k_heads == v_heads and (heads == k_heads or enable_gqa)):
-        return False
-    return attn_mask is None or (not is_causal and _takes_mask(attn_mask, batch, heads))
+        return None
+    differentiable = torch.is_grad_enabled()
+    if attn_mask is not None and (is_causal or not _takes_mask(attn_mask, batch, heads, differentiable)):
+        return None
+    if differentiable and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return PlainAttention.apply(query, key, value, attn_mask, bool(is_causal), scale)
+    return _forward(query, key, value, attn_mask, None, bool(is_causal), scale, v_depth == depth)
 
 
-def _takes_mask(mask: Tensor, batch: int, heads: int) -> bool:
-    if mask.dtype is not torch.bool and (mask.dtype not in FLOATS or (mask.requires_grad and torch.is_grad_enabled())):
+def _takes_mask(mask: Tensor, batch: int, heads: int, differentiable: bool) -> bool:
+    if mask.dtype is not torch.bool and (mask.dtype not in FLOATS or (differentiable and mask.requires_grad)):
         return False
     return 1 <= mask.dim() <= 4 and within(mask, batch, heads)
 
@@ -67,19 +75,12 @@ def within(mask: Tensor, batch: int, heads: int) -> bool:
     return all(mask.dim() < -dim or mask.shape[dim] in (1, size) for dim, size in ((-4, batch), (-3, heads)))
 
 
-def attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Optional[Tensor], causal: bool, scale: Optional[float]
-) -> Tensor:
-    """out of tensors that takes() has accepted; differentiable."""
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        return PlainAttention.apply(query, key, value, attn_mask, causal, scale)
-    return _forward(query, key, value, attn_mask, None, causal, scale)
-
-
 def _empty(x: Tensor, depth: int) -> Tensor:
     """A tensor for rows of so many elements that lies in memory as x does."""
-    if x.shape[3] == depth and x.is_contiguous():
-        return torch.empty_like(x)
+    return torch.empty_like(x) if x.is_contiguous() and x.shape[3] == depth else _empty_other(x, depth)
+
+
+def _empty_other(x: Tensor, depth: int) -> Tensor:
     return empty_in_order(x, (*x.shape[:3], depth), "bhsd")
 
 
@@ -91,8 +92,10 @@ def _forward(
     lse: Optional[Tensor],
     causal: bool,
     scale: Optional[float],
+    one_depth: bool,
 ) -> Tensor:
-    out = _empty(q, v.shape[3])
+    """out; one_depth says whether rows of q and v have the same length."""
+    out = torch.empty_like(q) if one_depth and q.is_contiguous() else _empty_other(q, v.shape[3])
     tensors = (q, k, v, bias, out, lse) if _EXCHANGED else map(descriptor, (q, k, v, bias, out, lse))
     precision = resolve_precision("torch", q.dtype)
     named("fa2::attention", _core.plain_attention_forward, *tensors, causal, scale, precision, num_threads())
@@ -106,7 +109,7 @@ class PlainAttention(torch.autograd.Function):
     def forward(ctx, q, k, v, bias, causal, scale):
         dtype = torch.float64 if q.dtype is torch.float64 else torch.float32
         lse = torch.empty(q.shape[:3], dtype=dtype, device=q.device)
-        out = _forward(q, k, v, bias, lse, causal, scale)
+        out = _forward(q, k, v, bias, lse, causal, scale, q.shape[3] == v.shape[3])
         ctx.save_for_backward(q, k, v, bias, out, lse)
         ctx.causal, ctx.scale = causal, scale
         ctx.set_materialize_grads(False)

@@ -49,8 +49,9 @@ def scaled_dot_product_attention(
       >>> out = fa2_cpu.torch.scaled_dot_product_attention(q, k, v, is_causal=True)
       >>> torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
     """
-    if _plain.takes(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
-        return _plain.attention(query, key, value, attn_mask, bool(is_causal), scale)
+    out = _plain.attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if out is not None:
+        return out
     problem = refusal(query, key, value, attn_mask, is_causal)
     if problem is not None:
         raise problem
