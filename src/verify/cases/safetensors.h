@@ -29,7 +29,7 @@ struct SafetensorsEntry {
 struct SafetensorsFile {
   std::map<std::string, SafetensorsEntry> tensors;
   std::map<std::string, std::string> metadata;  // "__metadata__"
-  std::shared_ptr<const void> owner;  // of the tensors' data
+  std::shared_ptr<const void> owner;            // of the tensors' data
 };
 
 // Nothing in the header is trusted: lengths, offsets and sizes are held against
