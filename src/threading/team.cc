@@ -19,17 +19,19 @@ Team::Team(int num_threads, int leader, const Pool* pool)
 void Team::TakeItems(int worker) {
   const Function function = function_;
   const void* const body = body_;
-  const int64_t items = items_;
-  const int64_t stride = num_threads_;
-  for (int64_t i = 0; i < stride; ++i) {
-    const int64_t owner = (worker + i) % stride;
+  const bool runs = share_ == Share::kRun;
+  const int64_t stride = runs ? 1 : num_threads_;
+  for (int64_t i = 0; i < num_threads_; ++i) {
+    const int64_t owner = (worker + i) % num_threads_;
+    const int64_t first = runs ? RunBegin(owner, items_) : owner;
+    const int64_t end = runs ? RunBegin(owner + 1, items_) : items_;
     std::atomic<int64_t>& next = workers_[owner].next;
     for (;;) {
       // Looking does not take the line away from those who still use it.
-      if (owner + next.load(std::memory_order_relaxed) * stride >= items) break;
+      if (first + next.load(std::memory_order_relaxed) * stride >= end) break;
       const int64_t item =
-          owner + next.fetch_add(1, std::memory_order_relaxed) * stride;
-      if (item >= items) break;
+          first + next.fetch_add(1, std::memory_order_relaxed) * stride;
+      if (item >= end) break;
       try {
         function(body, item, worker);
       } catch (...) {
@@ -79,7 +81,8 @@ void Team::TakeItemsOfPool() {
   TakeItems(leader_);  // if nobody came
 }
 
-void Team::Run(int64_t items, Function function, const void* body) {
+void Team::Run(int64_t items, Share share, Function function,
+               const void* body) {
   if (items <= 0) return;
   if (num_threads_ == 1 || items == 1) {
     for (int64_t item = 0; item < items; ++item) function(body, item, leader_);
@@ -89,6 +92,7 @@ void Team::Run(int64_t items, Function function, const void* body) {
     workers_[w].next.store(0, std::memory_order_relaxed);
   }
   items_ = items;
+  share_ = share;
   function_ = function;
   body_ = body;
   if (pool_ == nullptr) {

@@ -27,22 +27,33 @@ class Team {
 
   int num_threads() const { return num_threads_; }
 
+  // The items that a worker begins with. Every num_threads-th: a list sorted
+  // longest first then balances itself. Or a run of them, for items of one
+  // length whose data lie side by side: what a core fetches ahead is its own,
+  // and loops of the host, which deal out runs, have left it in its caches.
+  enum class Share { kEveryNth, kRun };
+
   // Calls body(item, worker) once for every item in [0, items), and returns
   // when all are done; 0 <= worker < num_threads, one item at a time each.
-  // Worker w begins with the items w, w + num_threads and so on, which is where
-  // the data that it worked on for these items in an earlier step or call lie
-  // in its caches; then it takes what others have not come to. A list sorted
-  // longest first balances itself. Helpers need not come, nor soon. Only the
+  // A worker begins with its share, which is where the data that it worked on
+  // for these items in an earlier step or call lie in its caches; then it takes
+  // what others have not come to. Helpers need not come, nor soon. Only the
   // leader may call this, and not from a body. An exception of a body is thrown
   // here.
   template <class Body>
-  void For(int64_t items, const Body& body) {
+  void For(int64_t items, const Body& body, Share share = Share::kEveryNth) {
     Run(
-        items,
+        items, share,
         [](const void* b, int64_t item, int worker) {
           (*static_cast<const Body*>(b))(item, worker);
         },
         &body);
+  }
+
+  // The end of the run of `items` items that an item is in.
+  int64_t RunEnd(int64_t item, int64_t items) const {
+    const int64_t worker = ((item + 1) * num_threads_ - 1) / items;
+    return RunBegin(worker + 1, items);
   }
 
   // Before the first For: the calling thread leads as this worker.
@@ -59,7 +70,10 @@ class Team {
     alignas(128) std::atomic<int64_t> next{0};  // of its items
     alignas(128) std::atomic<int64_t> step{0};  // that it works on, or 0
   };
-  void Run(int64_t items, Function function, const void* body);
+  int64_t RunBegin(int64_t worker, int64_t items) const {
+    return worker * items / num_threads_;
+  }
+  void Run(int64_t items, Share share, Function function, const void* body);
   void TakeItems(int worker);
   void TakeItemsOfHelpers();
   void TakeItemsOfPool();
@@ -71,6 +85,7 @@ class Team {
   // The step under way: written before `step_` becomes its number, and again
   // only when no worker is at it.
   int64_t items_ = 0;
+  Share share_ = Share::kEveryNth;
   Function function_ = nullptr;
   const void* body_ = nullptr;
   std::exception_ptr error_;

@@ -33,14 +33,19 @@ int64_t WrongItems(const Pool& pool, int threads, int rounds,
     std::vector<std::atomic<int>> runs(257);
     int before = 0;
     for (int round = 1; round <= rounds; ++round) {
+      const Team::Share share =
+          round % 2 == 0 ? Team::Share::kRun : Team::Share::kEveryNth;
       for (const int64_t items : {1, 2, 3, 16, 257}) {
         for (auto& r : runs) r.store(0, std::memory_order_relaxed);
         std::atomic<int64_t> done{0};
-        team.For(items, [&](int64_t item, int worker) {
-          if (worker < 0 || worker >= team.num_threads()) ++wrong;
-          runs[static_cast<size_t>(item)].fetch_add(1);
-          done.fetch_add(before == 0 ? 1 : before);
-        });
+        team.For(
+            items,
+            [&](int64_t item, int worker) {
+              if (worker < 0 || worker >= team.num_threads()) ++wrong;
+              runs[static_cast<size_t>(item)].fetch_add(1);
+              done.fetch_add(before == 0 ? 1 : before);
+            },
+            share);
         const int64_t weight = before == 0 ? 1 : before;
         if (done.load() != items * weight) ++wrong;
         for (size_t i = 0; i < runs.size(); ++i) {
@@ -65,6 +70,43 @@ TEST(Team, EveryItemOfEveryStepRunsOnce) {
               << team << " of " << threads << " threads, one step " << one_step;
         }
       }
+    }
+  }
+}
+
+// A worker that is alone with the step goes through its own run first, then
+// through the others' from the next worker's on.
+TEST(Team, ARunIsTakenInOrder) {
+  for (const int threads : {2, 3, 16}) {
+    for (const int64_t items : {2, 3, 16, 17, 257}) {
+      Team team(threads, 1);
+      std::vector<int64_t> order;
+      team.For(
+          items, [&](int64_t item, int) { order.push_back(item); },
+          Team::Share::kRun);
+      ASSERT_EQ(static_cast<int64_t>(order.size()), items);
+      for (int64_t i = 0; i < items; ++i) {
+        EXPECT_EQ(order[static_cast<size_t>(i)],
+                  (1 * items / threads + i) % items);
+      }
+    }
+  }
+}
+
+TEST(Team, RunsAreOfOneLength) {
+  for (const int threads : {1, 2, 3, 16}) {
+    const Team team(threads, 0);
+    for (const int64_t items : {1, 2, 16, 17, 257}) {
+      int64_t end = 0;
+      for (int64_t begin = 0; begin < items; begin = end) {
+        end = team.RunEnd(begin, items);
+        ASSERT_GT(end, begin);
+        EXPECT_LE(end - begin, (items + threads - 1) / threads);
+        for (int64_t i = begin; i < end; ++i) {
+          EXPECT_EQ(team.RunEnd(i, items), end);
+        }
+      }
+      EXPECT_EQ(end, items);
     }
   }
 }

@@ -121,7 +121,9 @@ void ForItems(const FewQueriesPlan& plan, int64_t kv_heads,
           join(first, FewQueriesItem{&plan.parts[p], item.kv_head}, worker);
         }
         finish(first, worker);
-      });
+      },
+      plan.even ? threading::Team::Share::kRun
+                : threading::Team::Share::kEveryNth);
 }
 
 }  // namespace fa2::attention

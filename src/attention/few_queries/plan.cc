@@ -59,6 +59,7 @@ void PlanFewQueries(const Problem& problem, bool all_keys, int threads,
   plan->parts.clear();
   plan->merged.clear();
   plan->partials = 0;
+  plan->even = true;
   const int64_t heads = std::max<int64_t>(
       1, problem.kv_heads * static_cast<int64_t>(problem.sequences.size()));
   const int64_t wanted = CeilDiv(kWantedItems, heads);
@@ -82,6 +83,8 @@ void PlanFewQueries(const Problem& problem, bool all_keys, int threads,
       if (count > 1) part.partial = plan->partials++;
       part.merge = static_cast<int64_t>(plan->merged.size());
       plan->parts.push_back(part);
+      plan->even &=
+          count == 1 && keys.size() == plan->parts.front().keys.size();
     }
     if (count > 1) plan->merged.push_back({first, first + count});
   }

@@ -31,6 +31,7 @@ struct FewQueriesPlan {
   // The parts of sequences that have several.
   std::vector<Interval> merged;
   int64_t partials = 0;
+  bool even = true;  // a part a sequence, all of one length
   int workers = 1;
 };
 

@@ -22,16 +22,13 @@ void AssignBatchScratch(const HeadBatches& head_batches, BatchScratch* batches,
   }
 }
 
-// Who works at head batch i, and what is read ahead beside it: the one `step`
-// further on.
+// Whether a worker has a head batch to itself, and which it reads ahead beside
+// it: `next`, where that is before `end`.
 template <class BatchScratch>
-void SetReadAhead(const HeadBatches& head_batches, bool alone, int64_t i,
-                  int64_t step, BatchScratch* batch) {
-  const int64_t next = i + step;
+void SetReadAhead(const HeadBatches& head_batches, bool alone, int64_t next,
+                  int64_t end, BatchScratch* batch) {
   batch->alone = alone;
-  batch->next = alone && next < static_cast<int64_t>(head_batches.list.size())
-                    ? &head_batches.list[next]
-                    : nullptr;
+  batch->next = alone && next < end ? &head_batches.list[next] : nullptr;
 }
 
 // Calls run(team, batch) for every head batch, after batch.heads has been set
@@ -43,18 +40,30 @@ void ForEachHeadBatch(const HeadBatches& head_batches, threading::Team& team,
                       BatchScratch* batches, const Run& run) {
   const int64_t count = static_cast<int64_t>(head_batches.list.size());
   if (head_batches.alone) {
-    team.For(count, [&](int64_t i, int worker) {
-      BatchScratch& batch = batches[worker];
-      batch.heads = &head_batches.list[i];
-      SetReadAhead(head_batches, true, i, team.num_threads(), &batch);
-      threading::Team alone(1, worker);
-      run(alone, batch);
-    });
+    const bool runs = head_batches.even();
+    team.For(
+        count,
+        [&](int64_t i, int worker) {
+          BatchScratch& batch = batches[worker];
+          batch.heads = &head_batches.list[i];
+          if (runs) {
+            SetReadAhead(head_batches, true, i + 1, team.RunEnd(i, count),
+                         &batch);
+          } else {
+            SetReadAhead(head_batches, true, i + team.num_threads(), count,
+                         &batch);
+          }
+          threading::Team alone(1, worker);
+          run(alone, batch);
+        },
+        runs ? threading::Team::Share::kRun
+             : threading::Team::Share::kEveryNth);
     return;
   }
   for (int64_t i = 0; i < count; ++i) {
     batches[0].heads = &head_batches.list[i];
-    SetReadAhead(head_batches, team.num_threads() == 1, i, 1, &batches[0]);
+    SetReadAhead(head_batches, team.num_threads() == 1, i + 1, count,
+                 &batches[0]);
     run(team, batches[0]);
   }
 }

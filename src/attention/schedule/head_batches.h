@@ -27,6 +27,10 @@ struct HeadBatches {
   bool alone = false;  // a worker each, longest first
   // Of `all` threads those that work at one head batch.
   int threads(int all) const { return alone ? 1 : all; }
+  // Whether all take as long, in a list that is sorted.
+  bool even() const {
+    return list.empty() || list.front().cost == list.back().cost;
+  }
   // How many are worked through at a time, each in scratch memory of its own.
   int in_flight(int workers) const { return alone ? workers : 1; }
 };
