@@ -154,16 +154,21 @@ struct DirectScorePass {
     T scale, low;
   };
 
-  // The greatest score of a plain row: that of the greatest product.
-  static T PlainMax(const DirectScores& scores, const T* p) {
+  // The greatest score of a plain row, that of the greatest product, or
+  // `before` where no score is greater: lanes are not compared with each other
+  // then, which takes as long as the exponentials of a vector.
+  static HWY_INLINE T PlainMax(const DirectScores& scores, const T* p,
+                               T before) {
     const D d;
     V most = hn::Set(d, kHidden);
     for (size_t k = 0; k < static_cast<size_t>(scores.keys);
          k += hn::Lanes(d)) {
       most = hn::Max(hn::Load(d, p + k), most);
     }
-    const V all = hn::MaxOfLanes(d, most);
-    return hn::GetLane(PlainScale(scores.scale).Score(d, all));
+    const PlainScale scale(scores.scale);
+    const V seen = scale.Score(d, most);
+    if (hn::AllTrue(d, hn::Le(seen, hn::Set(d, before)))) return before;
+    return hn::GetLane(scale.Score(d, hn::MaxOfLanes(d, most)));
   }
 
   // From products to scores, kHidden where the row sees none; their maximum.
@@ -206,13 +211,14 @@ struct DirectScorePass {
     const size_t lanes = hn::Lanes(d);
     const size_t keys = static_cast<size_t>(scores.keys);
     T* const p = Row(scores.products, r);
+    const T before = row_max[r];
     T most = kHidden;
-    if (IsPlain(scores, scores.views[r])) most = PlainMax(scores, p);
+    if (IsPlain(scores, scores.views[r])) most = PlainMax(scores, p, before);
     // An infinite maximum, or NaN, may be all that is left of many scores.
     const bool plain = std::abs(most) < -kHidden;
     if (!plain) most = ScoreRow(scores, r, p);
-    const T before = row_max[r];
-    const T max = std::fmax(before, most);
+    // A NaN is no maximum.
+    const T max = most > before ? most : before;
     if (max == kHidden) {
       // A NaN is no maximum: what is not hidden here is one.
       for (size_t k = 0; k < keys; ++k) {
