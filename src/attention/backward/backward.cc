@@ -17,11 +17,11 @@
 // keeps, so that every sum has one order on any number of threads. Where many
 // query heads share the keys the loops differ: see LoopOrder.
 #include <algorithm>
-#include <cstring>
 #include <new>
 
 #include "src/attention/backward/buffers.h"
-#include "src/attention/backward/row_statistics.h"
+#include "src/attention/backward/gradients.h"
+#include "src/attention/backward/operands.h"
 #include "src/attention/call/pass_call.h"
 #include "src/attention/few_queries/few_backward.h"
 #include "src/attention/schedule/block_pairs.h"
@@ -32,183 +32,10 @@ namespace fa2 {
 namespace attention {
 namespace {
 
-using simd::Role;
 using threading::Team;
 using threading::Wavefront;
 
-// ---- Preprocess: pack the operands of a block, once.
-
-// Packs rows for their role in scores and, if wanted, for that in a gradient,
-// which gets zeros for NaN and infinity. Returns whether there are any of
-// these.
-bool Pack(const simd::Engine& engine, const simd::Rows& rows, int64_t padded,
-          Role score, std::byte* packed_score, Role grad, bool want_grad,
-          std::byte* packed_grad) {
-  const bool pair = want_grad && engine.pack_pair != nullptr;
-  const bool finite =
-      pair ? engine.pack_pair(score, grad, rows, padded, packed_score,
-                              packed_grad)
-           : engine.pack(score, rows, padded, false, packed_score);
-  if (want_grad && !(pair && finite)) {
-    engine.pack(grad, rows, padded, !finite, packed_grad);
-  }
-  return !finite;
-}
-
-void PackQueries(const BackwardState& call, const WorkerBuffers& worker,
-                 const BlockId& id) {
-  const BlockRows queries = call.plan.QueryRows(id);
-  const TensorRows at = QueryTensorRows(call.problem, queries);
-  const QueryOperands to = worker.Queries(id);
-  const AlibiReach& reach = call.buffers.alibi_reach;
-
-  const Sequence& s = call.problem.sequences[id.sequence];
-  if (!call.problem.AnyListed(s, id.head, queries.rows, {0, s.nk()})) {
-    PrepareRowStatistics(call, worker, queries, to);
-    return;
-  }
-
-  const simd::Rows q = worker.rows.Read(call.problem.q, at);
-  const bool q_non_finite =
-      Pack(call.engine, q, queries.padded, Role::kScoreRight, to.q_score,
-           Role::kGradRight, call.args.dk.given(), to.q_grad);
-  if (q_non_finite) call.buffers.QNonFinite(id) = 1;
-  reach.SeeQueries(queries, q);
-
-  const simd::Rows dout = worker.rows.Read(call.args.dout, at);
-  const bool dout_non_finite =
-      Pack(call.engine, dout, queries.padded, Role::kScoreRight, to.dout_score,
-           Role::kGradRight, call.args.dv.given(), to.dout_grad);
-  if (dout_non_finite) call.buffers.DoutNonFinite(id) = 1;
-
-  PrepareRowStatistics(call, worker, queries, to);
-  reach.BoundByStatistics(queries, to.lse, to.delta);
-}
-
-void PackKeys(const BackwardState& call, const WorkerBuffers& worker,
-              const BlockId& id) {
-  const BlockRows keys = call.plan.KeyRows(id);
-  const TensorRows at = KeyTensorRows(call.problem, keys);
-  const KeyOperands to = worker.Keys(id);
-
-  if (!call.problem.AnyListed(call.problem.sequences[id.sequence], id.head,
-                              keys.rows)) {
-    return;
-  }
-  const simd::Rows k = worker.rows.Read(call.problem.k, at);
-  call.buffers.alibi_reach.SeeKeys(keys, k);
-  const bool as_they_lie = call.plan.keys_as_they_lie;  // only looked at
-  const bool want_grad =
-      call.args.dq.given() && !call.engine.grad_left_is_score_left;
-  const bool non_finite = Pack(call.engine, k, keys.padded, Role::kScoreLeft,
-                               as_they_lie ? nullptr : to.k_score,
-                               Role::kGradLeft, want_grad, to.k_grad);
-  if (non_finite) call.buffers.KNonFinite(id) = 1;
-  if (as_they_lie) return;
-
-  const simd::Rows v = worker.rows.Read(call.problem.v, at);
-  call.engine.pack(Role::kScoreLeft, v, keys.padded, false, to.v_score);
-}
-
-// ---- Epilogue and reduction: sum the partials in order, scale, round, store.
-
-// Adds the second partial of dK and dV to the first, and leaves it empty.
-void JoinKeyGradients(const BackwardState& call, const WorkerBuffers& worker,
-                      const BlockId& id) {
-  const DkvAccum sum = worker.Dkv(id, 0);
-  const DkvAccum term = worker.Dkv(id, 1);
-  if (*term.touched == 0) return;
-  const int64_t rows = call.plan.KeyRows(id).padded;
-  const auto join = [&](std::byte* to, const std::byte* from, int64_t depth) {
-    const size_t bytes = call.engine.key_accumulator_bytes(rows, depth);
-    if (*sum.touched == 0) {
-      memcpy(to, from, bytes);
-    } else {
-      call.row_kernels.add(to, from,
-                           static_cast<int64_t>(bytes / call.element()));
-    }
-  };
-  if (call.args.dk.given()) join(sum.dk, term.dk, call.problem.head_dim);
-  if (call.args.dv.given()) join(sum.dv, term.dv, call.problem.value_dim);
-  *sum.touched = 1;
-  *term.touched = 0;
-}
-
-void StoreKeyGradients(const BackwardState& call, const WorkerBuffers& worker,
-                       const BlockId& id) {
-  const BlockRows keys = call.plan.KeyRows(id);
-  const TensorRows at = KeyTensorRows(call.problem, keys);
-  AccumulatorSum dk = {AccumulatorSum::Kind::kKeys, keys.padded};
-  AccumulatorSum dv = dk;
-  for (int64_t p = 0; p < call.plan.dkv_partials(); ++p) {
-    const DkvAccum partial = worker.Dkv(id, p);
-    if (*partial.touched == 0) continue;
-    dk.Add(partial.dk);
-    dv.Add(partial.dv);
-  }
-  const AttentionBackwardArgs& args = call.args;
-  if (args.dk.given()) {
-    worker.rows.Store(dk, {call.problem.scale},
-                      {args.dk, at, args.accumulate_dk});
-  }
-  if (args.dv.given()) {
-    worker.rows.Store(dv, {1.0}, {args.dv, at, args.accumulate_dv});
-  }
-}
-
-void StoreQueryGradient(const BackwardState& call, const WorkerBuffers& worker,
-                        const BlockId& id) {
-  const BlockRows queries = call.plan.QueryRows(id);
-  AccumulatorSum dq = {AccumulatorSum::Kind::kQueries, queries.padded};
-  const int64_t splits = call.plan.sequences[id.sequence].key_splits;
-  for (int64_t split = 0; split < splits; ++split) {
-    const DqAccum partial = worker.Dq(id, split);
-    if (*partial.touched != 0) dq.Add(partial.data);
-  }
-  worker.rows.Store(dq, {call.problem.scale},
-                    {call.args.dq, QueryTensorRows(call.problem, queries),
-                     call.args.accumulate_dq});
-}
-
 // ---- Main loop: one block pair.
-
-// K as dQ takes it: without NaN and infinity.
-const std::byte* GradientKeys(const BackwardState& call,
-                              const WorkerBuffers& worker, const BlockId& id,
-                              const KeyOperands& packed) {
-  if (!call.engine.grad_left_is_score_left ||
-      call.buffers.KNonFinite(id) == 0) {
-    return packed.k_grad;
-  }
-  const BlockRows keys = call.plan.KeyRows(id);
-  call.engine.pack(
-      Role::kGradLeft,
-      worker.rows.Read(call.problem.k, KeyTensorRows(call.problem, keys)),
-      keys.padded, true, worker.k_finite);
-  return worker.k_finite;
-}
-
-// The keys of a block pair, packed or as they lie.
-void TakeKeys(const BackwardState& call, const WorkerBuffers& worker,
-              const BlockId& id, simd::BackwardBlock* block) {
-  const KeyOperands packed = worker.Keys(id);
-  block->k_score = packed.k_score;
-  block->v_score = packed.v_score;
-  block->k_grad = call.args.dq.given() ? GradientKeys(call, worker, id, packed)
-                                       : packed.k_grad;
-  if (!call.plan.keys_as_they_lie) return;
-  const TensorRows at = KeyTensorRows(call.problem, call.plan.KeyRows(id));
-  const simd::Rows k = worker.rows.Read(call.problem.k, at);
-  const simd::Rows v = worker.rows.Read(call.problem.v, at);
-  block->k_score = k.data;
-  block->k_score_stride = k.stride;
-  block->v_score = v.data;
-  block->v_score_stride = v.stride;
-  if (call.buffers.KNonFinite(id) == 0) {
-    block->k_grad = k.data;
-    block->k_grad_stride = k.stride;
-  }
-}
 
 // `next`: the pair after this one, or an empty one.
 void ProcessPair(const BackwardState& call, WorkerBuffers& worker,
