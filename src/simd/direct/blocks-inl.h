@@ -230,7 +230,7 @@ struct DirectBlocks {
   }
 
   // out[r + i][c ...] = (add ? out : 0) + sum over n of w(i, n) load(n, c), for
-  // kRows rows and kVectors vectors of columns, 1 or 4. With kSplit `load`
+  // kRows rows and kVectors vectors of columns, 1, 2 or 4. With kSplit `load`
   // gives two vectors, the even and the odd columns of twice as many.
   template <int kRows, int kVectors, bool kSplit = false, class Weight,
             class LoadAt>
@@ -246,17 +246,24 @@ struct DirectBlocks {
     s00 = s01 = s02 = s03 = s10 = s11 = s12 = s13 = hn::Zero(d);
     s20 = s21 = s22 = s23 = s30 = s31 = s32 = s33 = hn::Zero(d);
     int64_t n = 0;
-    if constexpr (kVectors == 1) {
-      // Four terms at a time: one sum a row would wait for itself.
-      for (; n + 4 <= count; n += 4) {
-        const V v0 = load(n, c), v1 = load(n + 1, c);
-        const V v2 = load(n + 2, c), v3 = load(n + 3, c);
-#define FA2_ROW(i)                                                       \
-  if constexpr (kRows > i) {                                             \
-    s##i##0 = hn::MulAdd(hn::Set(d, weight(r + i, n)), v0, s##i##0);     \
-    s##i##1 = hn::MulAdd(hn::Set(d, weight(r + i, n + 1)), v1, s##i##1); \
-    s##i##2 = hn::MulAdd(hn::Set(d, weight(r + i, n + 2)), v2, s##i##2); \
-    s##i##3 = hn::MulAdd(hn::Set(d, weight(r + i, n + 3)), v3, s##i##3); \
+    if constexpr (kVectors < 4) {
+      // Four sums a row, of four or two terms: one would wait for itself.
+      constexpr bool kPairs = kVectors == 2;
+      for (; n + 4 / kVectors <= count; n += 4 / kVectors) {
+        const V v0 = load(n, c);
+        const V v1 = kPairs ? load(n, c + lanes) : load(n + 1, c);
+        const V v2 = kPairs ? load(n + 1, c) : load(n + 2, c);
+        const V v3 = kPairs ? load(n + 1, c + lanes) : load(n + 3, c);
+#define FA2_ROW(i)                                                \
+  if constexpr (kRows > i) {                                      \
+    const V w0 = hn::Set(d, weight(r + i, n));                    \
+    const V w1 = kPairs ? w0 : hn::Set(d, weight(r + i, n + 1));  \
+    const V w2 = hn::Set(d, weight(r + i, n + (kPairs ? 1 : 2))); \
+    const V w3 = kPairs ? w2 : hn::Set(d, weight(r + i, n + 3));  \
+    s##i##0 = hn::MulAdd(w0, v0, s##i##0);                        \
+    s##i##1 = hn::MulAdd(w1, v1, s##i##1);                        \
+    s##i##2 = hn::MulAdd(w2, v2, s##i##2);                        \
+    s##i##3 = hn::MulAdd(w3, v3, s##i##3);                        \
   }
         FA2_ROW(0)
         FA2_ROW(1)
@@ -273,6 +280,7 @@ struct DirectBlocks {
       } else {
         v0 = v1 = v2 = v3 = load(n, c);
       }
+      if constexpr (kVectors == 2) v1 = load(n, c + lanes);
       if constexpr (kVectors == 4 && !kSplit) {
         v1 = load(n, c + lanes);
         v2 = load(n, c + 2 * lanes);
@@ -282,11 +290,25 @@ struct DirectBlocks {
   if constexpr (kRows > i) {                  \
     const V w = hn::Set(d, weight(r + i, n)); \
     s##i##0 = hn::MulAdd(w, v0, s##i##0);     \
-    if constexpr (kVectors == 4) {            \
+    if constexpr (kVectors >= 2) {            \
       s##i##1 = hn::MulAdd(w, v1, s##i##1);   \
+    }                                         \
+    if constexpr (kVectors == 4) {            \
       s##i##2 = hn::MulAdd(w, v2, s##i##2);   \
       s##i##3 = hn::MulAdd(w, v3, s##i##3);   \
     }                                         \
+  }
+      FA2_ROW(0)
+      FA2_ROW(1)
+      FA2_ROW(2)
+      FA2_ROW(3)
+#undef FA2_ROW
+    }
+    if constexpr (kVectors == 2) {
+#define FA2_ROW(i)                       \
+  if constexpr (kRows > i) {             \
+    s##i##0 = hn::Add(s##i##0, s##i##2); \
+    s##i##1 = hn::Add(s##i##1, s##i##3); \
   }
       FA2_ROW(0)
       FA2_ROW(1)
@@ -333,8 +355,10 @@ struct DirectBlocks {
 #define FA2_ROW(i)                       \
   if constexpr (kRows > i) {             \
     store(s##i##0, to[i]);               \
-    if constexpr (kVectors == 4) {       \
+    if constexpr (kVectors >= 2) {       \
       store(s##i##1, to[i] + lanes);     \
+    }                                    \
+    if constexpr (kVectors == 4) {       \
       store(s##i##2, to[i] + 2 * lanes); \
       store(s##i##3, to[i] + 3 * lanes); \
     }                                    \

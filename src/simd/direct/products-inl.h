@@ -218,9 +218,15 @@ struct DirectProducts : DirectBlocks<T> {
                                                  out, r, c);
           }
         }
-        for (; c + lanes <= depth; c += lanes) {
+        if (c + 2 * lanes <= depth) {
+          Blocks::template SumBlock<size(), 2>(rows.rows, weight, whole, true,
+                                               out, r, c);
+          c += 2 * lanes;
+        }
+        if (c + lanes <= depth) {
           Blocks::template SumBlock<size(), 1>(rows.rows, weight, whole, true,
                                                out, r, c);
+          c += lanes;
         }
         if (c < depth) {
           const auto tail = [&](int64_t n, size_t first) HWY_ATTR {
@@ -247,6 +253,11 @@ struct DirectProducts : DirectBlocks<T> {
       for (; c + 4 * lanes <= static_cast<size_t>(depth); c += 4 * lanes) {
         Blocks::template SumBlock<size(), 4>(x.rows, weight, load, false, out,
                                              k, c);
+      }
+      if (c + lanes < static_cast<size_t>(depth)) {
+        Blocks::template SumBlock<size(), 2>(x.rows, weight, load, false, out,
+                                             k, c);
+        c += 2 * lanes;
       }
       for (; c < static_cast<size_t>(depth); c += lanes) {
         Blocks::template SumBlock<size(), 1>(x.rows, weight, load, false, out,
