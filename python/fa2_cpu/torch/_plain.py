@@ -75,13 +75,9 @@ def within(mask: Tensor, batch: int, heads: int) -> bool:
     return all(mask.dim() < -dim or mask.shape[dim] in (1, size) for dim, size in ((-4, batch), (-3, heads)))
 
 
-def _empty(x: Tensor, depth: int) -> Tensor:
-    """A tensor for rows of so many elements that lies in memory as x does."""
-    return torch.empty_like(x) if x.is_contiguous() and x.shape[3] == depth else _empty_other(x, depth)
-
-
-def _empty_other(x: Tensor, depth: int) -> Tensor:
-    return empty_in_order(x, (*x.shape[:3], depth), "bhsd")
+def _empty(x: Tensor) -> Tensor:
+    """A tensor of x's shape that lies in memory as x does, if dense."""
+    return torch.empty_like(x) if x.is_contiguous() else empty_in_order(x, x.shape, "bhsd")
 
 
 def _forward(
@@ -95,7 +91,7 @@ def _forward(
     one_depth: bool,
 ) -> Tensor:
     """out; one_depth says whether rows of q and v have the same length."""
-    out = torch.empty_like(q) if one_depth and q.is_contiguous() else _empty_other(q, v.shape[3])
+    out = _empty(q) if one_depth else empty_in_order(q, (*q.shape[:3], v.shape[3]), "bhsd")
     tensors = (q, k, v, bias, out, lse) if _EXCHANGED else map(descriptor, (q, k, v, bias, out, lse))
     precision = resolve_precision("torch", q.dtype)
     named("fa2::attention", _core.plain_attention_forward, *tensors, causal, scale, precision, num_threads())
@@ -128,9 +124,9 @@ class PlainAttention(torch.autograd.Function):
             flags = [*wanted, False, False, False]
             grads = _derivatives.backward((dout, q, k, v, out, lse, None, bias, *none), options, flags)
             return (*(g if want else None for g, want in zip(grads, wanted)), None, None, None)
-        dq = _empty(q, q.shape[3]) if wanted[0] else None
-        dk = _empty(k, k.shape[3]) if wanted[1] else None
-        dv = _empty(v, v.shape[3]) if wanted[2] else None
+        dq = _empty(q) if wanted[0] else None
+        dk = _empty(k) if wanted[1] else None
+        dv = _empty(v) if wanted[2] else None
         if dout.is_neg():
             dout = dout.resolve_neg()
         tensors = (dout, q, k, v, bias, out, lse, dq, dk, dv)
