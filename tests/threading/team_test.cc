@@ -79,7 +79,8 @@ TEST(Team, EveryItemOfEveryStepRunsOnce) {
 TEST(Team, ARunIsTakenInOrder) {
   for (const int threads : {2, 3, 16}) {
     for (const int64_t items : {2, 3, 16, 17, 257}) {
-      Team team(threads, 1);
+      constexpr int64_t kLeader = 1;
+      Team team(threads, kLeader);
       std::vector<int64_t> order;
       team.For(
           items, [&](int64_t item, int) { order.push_back(item); },
@@ -87,7 +88,7 @@ TEST(Team, ARunIsTakenInOrder) {
       ASSERT_EQ(static_cast<int64_t>(order.size()), items);
       for (int64_t i = 0; i < items; ++i) {
         EXPECT_EQ(order[static_cast<size_t>(i)],
-                  (1 * items / threads + i) % items);
+                  (kLeader * items / threads + i) % items);
       }
     }
   }

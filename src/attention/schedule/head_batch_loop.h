@@ -46,13 +46,8 @@ void ForEachHeadBatch(const HeadBatches& head_batches, threading::Team& team,
         [&](int64_t i, int worker) {
           BatchScratch& batch = batches[worker];
           batch.heads = &head_batches.list[i];
-          if (runs) {
-            SetReadAhead(head_batches, true, i + 1, team.RunEnd(i, count),
-                         &batch);
-          } else {
-            SetReadAhead(head_batches, true, i + team.num_threads(), count,
-                         &batch);
-          }
+          SetReadAhead(head_batches, true, i + (runs ? 1 : team.num_threads()),
+                       runs ? team.RunEnd(i, count) : count, &batch);
           threading::Team alone(1, worker);
           run(alone, batch);
         },
