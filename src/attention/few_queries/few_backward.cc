@@ -96,11 +96,20 @@ void StoreKeyGradient(const FewBackwardState& call,
                       const StoredRows& to) {
   const int64_t depth = to.tensor.sizes[3];
   if (depth == 0 || (to.accumulate && weights.rows == 0)) return;
+  const TensorView& out = to.tensor;
+  const auto spread = [&](const simd::DirectRows& rows) {
+    call.buffers.kernels.spread(weights, to.rows.count, x, depth, factor, rows);
+  };
+  if (out.dtype == call.engine.accumulator && HasContiguousRows(out) &&
+      !to.accumulate) {
+    return spread({At(out, to.rows.batch, to.rows.head, to.rows.first),
+                   out.strides[2], to.rows.count});
+  }
   simd::DirectRows gradients = worker.gradients;
   gradients.stride = DirectStride(depth);
-  call.buffers.kernels.spread(weights, to.rows.count, x, depth, gradients);
-  StoreRows(call.row_kernels, gradients.data, gradients.stride,
-            {factor, nullptr}, to, worker.narrowed);
+  spread(gradients);
+  StoreRows(call.row_kernels, gradients.data, gradients.stride, {}, to,
+            worker.narrowed);
 }
 
 // Adds -dS distance to the terms of slopes.

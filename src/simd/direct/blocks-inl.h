@@ -29,23 +29,37 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <int kValue>
 using Size = std::integral_constant<int, kValue>;
 
-// Registers for sums: 4 x 4 vectors and what feeds them want 21.
-inline constexpr int kDirectBlockRows =
-    (HWY_ARCH_X86 && HWY_TARGET > HWY_AVX3) ? 2 : 4;
+// Registers for sums: 16 and what feeds them want 21.
+inline constexpr int kDirectSums =
+    (HWY_ARCH_X86 && HWY_TARGET > HWY_AVX3) ? 8 : 16;
+// Rows of a block of four vectors of columns.
+inline constexpr int kDirectBlockRows = kDirectSums / 4;
+// Rows of one of one or two.
+inline constexpr int kNarrowBlockRows = 4;
 
-// Calls body(Size<rows>, first) for blocks of kDirectBlockRows rows and one of
-// what is left.
-template <class Body>
+// Calls body(Size<rows>, first) for blocks of kBlockRows rows and one of what
+// is left.
+template <int kBlockRows = kDirectBlockRows, class Body>
 HWY_INLINE void ForRowBlocks(int64_t rows, const Body& body) {
   int64_t r = 0;
-  for (; r + kDirectBlockRows <= rows; r += kDirectBlockRows) {
-    body(Size<kDirectBlockRows>(), r);
+  for (; r + kBlockRows <= rows; r += kBlockRows) {
+    body(Size<kBlockRows>(), r);
   }
-  if constexpr (kDirectBlockRows > 2) {
+  if constexpr (kBlockRows > 2) {
     if (r + 3 == rows) return body(Size<3>(), r);
     if (r + 2 == rows) return body(Size<2>(), r);
   }
   if (r < rows) body(Size<1>(), r);
+}
+
+// The same for blocks of `depth` columns.
+template <class Body>
+HWY_INLINE void ForRowBlocksOf(size_t depth, size_t lanes, int64_t rows,
+                               const Body& body) {
+  if constexpr (kNarrowBlockRows != kDirectBlockRows) {
+    if (depth <= 2 * lanes) return ForRowBlocks<kNarrowBlockRows>(rows, body);
+  }
+  ForRowBlocks(rows, body);
 }
 
 #if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
@@ -229,41 +243,49 @@ struct DirectBlocks {
 #undef FA2_ROW
   }
 
-  // out[r + i][c ...] = (add ? out : 0) + sum over n of w(i, n) load(n, c), for
-  // kRows rows and kVectors vectors of columns, 1, 2 or 4. With kSplit `load`
-  // gives two vectors, the even and the odd columns of twice as many.
+  // Sums over n of w(r + i, n) load(n, c), for kRows rows and kVectors vectors
+  // of columns, 1, 2 or 4: store(i, c, sum) takes each. With kSplit `load`
+  // gives two vectors, the even and the odd columns of twice as many, and so
+  // does what `store` takes.
   template <int kRows, int kVectors, bool kSplit = false, class Weight,
-            class LoadAt>
+            class LoadAt, class StoreAt>
   static HWY_INLINE void SumBlock(int64_t count, const Weight& weight,
-                                  const LoadAt& load, bool add,
-                                  const DirectRows& out, int64_t r, size_t c) {
+                                  const LoadAt& load, int64_t r, size_t c,
+                                  const StoreAt& store) {
     const D d;
     const size_t lanes = hn::Lanes(d);
-    T* to[kRows];
-    for (int i = 0; i < kRows; ++i) to[i] = Row(out, r + i) + c;
+    // Few columns have several sums, of some terms each: one would wait for
+    // itself.
+    constexpr int kTerms = HWY_MIN(4, kDirectSums / kRows) / kVectors;
+    static_assert(kTerms > 0, "more sums than registers");
+    constexpr int kSums = kTerms * kVectors;
     V s00, s01, s02, s03, s10, s11, s12, s13;
     V s20, s21, s22, s23, s30, s31, s32, s33;
     s00 = s01 = s02 = s03 = s10 = s11 = s12 = s13 = hn::Zero(d);
     s20 = s21 = s22 = s23 = s30 = s31 = s32 = s33 = hn::Zero(d);
     int64_t n = 0;
-    if constexpr (kVectors < 4) {
-      // Four sums a row, of four or two terms: one would wait for itself.
-      constexpr bool kPairs = kVectors == 2;
-      for (; n + 4 / kVectors <= count; n += 4 / kVectors) {
-        const V v0 = load(n, c);
-        const V v1 = kPairs ? load(n, c + lanes) : load(n + 1, c);
-        const V v2 = kPairs ? load(n + 1, c) : load(n + 2, c);
-        const V v3 = kPairs ? load(n + 1, c + lanes) : load(n + 3, c);
-#define FA2_ROW(i)                                                \
-  if constexpr (kRows > i) {                                      \
-    const V w0 = hn::Set(d, weight(r + i, n));                    \
-    const V w1 = kPairs ? w0 : hn::Set(d, weight(r + i, n + 1));  \
-    const V w2 = hn::Set(d, weight(r + i, n + (kPairs ? 1 : 2))); \
-    const V w3 = kPairs ? w2 : hn::Set(d, weight(r + i, n + 3));  \
-    s##i##0 = hn::MulAdd(w0, v0, s##i##0);                        \
-    s##i##1 = hn::MulAdd(w1, v1, s##i##1);                        \
-    s##i##2 = hn::MulAdd(w2, v2, s##i##2);                        \
-    s##i##3 = hn::MulAdd(w3, v3, s##i##3);                        \
+    if constexpr (kTerms > 1) {
+      const auto term = [&](int j) HWY_ATTR { return n + j / kVectors; };
+      const auto vector = [&](int j) HWY_ATTR {
+        return load(term(j), c + static_cast<size_t>(j % kVectors) * lanes);
+      };
+      for (; n + kTerms <= count; n += kTerms) {
+        const V v0 = vector(0);
+        const V v1 = vector(1);
+        const V v2 = kSums > 2 ? vector(2) : v0;
+        const V v3 = kSums > 2 ? vector(3) : v1;
+#define FA2_ROW(i)                                                          \
+  if constexpr (kRows > i) {                                                \
+    const V w0 = hn::Set(d, weight(r + i, n));                              \
+    const V w1 = kVectors == 2 ? w0 : hn::Set(d, weight(r + i, n + 1));     \
+    s##i##0 = hn::MulAdd(w0, v0, s##i##0);                                  \
+    s##i##1 = hn::MulAdd(w1, v1, s##i##1);                                  \
+    if constexpr (kSums > 2) {                                              \
+      const V w2 = hn::Set(d, weight(r + i, term(2)));                      \
+      const V w3 = kVectors == 2 ? w2 : hn::Set(d, weight(r + i, term(3))); \
+      s##i##2 = hn::MulAdd(w2, v2, s##i##2);                                \
+      s##i##3 = hn::MulAdd(w3, v3, s##i##3);                                \
+    }                                                                       \
   }
         FA2_ROW(0)
         FA2_ROW(1)
@@ -304,70 +326,45 @@ struct DirectBlocks {
       FA2_ROW(3)
 #undef FA2_ROW
     }
-    if constexpr (kVectors == 2) {
-#define FA2_ROW(i)                       \
-  if constexpr (kRows > i) {             \
-    s##i##0 = hn::Add(s##i##0, s##i##2); \
-    s##i##1 = hn::Add(s##i##1, s##i##3); \
-  }
-      FA2_ROW(0)
-      FA2_ROW(1)
-      FA2_ROW(2)
-      FA2_ROW(3)
-#undef FA2_ROW
-    }
-    if constexpr (kVectors == 1) {
-#define FA2_ROW(i)                                                           \
-  if constexpr (kRows > i) {                                                 \
-    s##i##0 = hn::Add(hn::Add(s##i##0, s##i##1), hn::Add(s##i##2, s##i##3)); \
-  }
-      FA2_ROW(0)
-      FA2_ROW(1)
-      FA2_ROW(2)
-      FA2_ROW(3)
-#undef FA2_ROW
-    }
-    const auto store = [&](V sum, T* p) HWY_ATTR {
-      hn::Store(add ? hn::Add(sum, hn::Load(d, p)) : sum, d, p);
-    };
-    const auto store_split = [&](V even, V odd, T* p) HWY_ATTR {
-      if (add) {
-        V even_before, odd_before;
-        hn::LoadInterleaved2(d, p, even_before, odd_before);
-        even = hn::Add(even, even_before);
-        odd = hn::Add(odd, odd_before);
-      }
-      hn::StoreInterleaved2(even, odd, d, p);
-    };
-    if constexpr (kSplit) {
-#define FA2_ROW(i)                                    \
-  if constexpr (kRows > i) {                          \
-    store_split(s##i##0, s##i##1, to[i]);             \
-    store_split(s##i##2, s##i##3, to[i] + 2 * lanes); \
-  }
-      FA2_ROW(0)
-      FA2_ROW(1)
-      FA2_ROW(2)
-      FA2_ROW(3)
-#undef FA2_ROW
-      return;
-    }
-#define FA2_ROW(i)                       \
-  if constexpr (kRows > i) {             \
-    store(s##i##0, to[i]);               \
-    if constexpr (kVectors >= 2) {       \
-      store(s##i##1, to[i] + lanes);     \
-    }                                    \
-    if constexpr (kVectors == 4) {       \
-      store(s##i##2, to[i] + 2 * lanes); \
-      store(s##i##3, to[i] + 3 * lanes); \
-    }                                    \
+#define FA2_ROW(i)                                                   \
+  if constexpr (kRows > i) {                                         \
+    if constexpr (kTerms > 1 && kSums == 4) {                        \
+      s##i##0 = hn::Add(s##i##0, kVectors == 2 ? s##i##2 : s##i##1); \
+      s##i##1 = kVectors == 2 ? hn::Add(s##i##1, s##i##3)            \
+                              : hn::Add(s##i##2, s##i##3);           \
+    }                                                                \
+    if constexpr (kVectors == 1 && kSums > 1) {                      \
+      s##i##0 = hn::Add(s##i##0, s##i##1);                           \
+    }                                                                \
+    if constexpr (kSplit) {                                          \
+      store(i, c, s##i##0, s##i##1);                                 \
+      store(i, c + 2 * lanes, s##i##2, s##i##3);                     \
+    } else {                                                         \
+      store(i, c, s##i##0);                                          \
+      if constexpr (kVectors >= 2) store(i, c + lanes, s##i##1);     \
+      if constexpr (kVectors == 4) {                                 \
+        store(i, c + 2 * lanes, s##i##2);                            \
+        store(i, c + 3 * lanes, s##i##3);                            \
+      }                                                              \
+    }                                                                \
   }
     FA2_ROW(0)
     FA2_ROW(1)
     FA2_ROW(2)
     FA2_ROW(3)
 #undef FA2_ROW
+  }
+
+  // Sums become, or are added to, rows of out from `first` on.
+  static HWY_INLINE auto StoreIn(const DirectRows& out, int64_t first,
+                                 bool add) {
+    // By value: what is stored might else have changed them.
+    return [rows = Row(out, first), stride = out.stride, add](int i, size_t c,
+                                                              V sum) HWY_ATTR {
+      const D d;
+      T* const p = rows + i * stride + c;
+      hn::Store(add ? hn::Add(sum, hn::Load(d, p)) : sum, d, p);
+    };
   }
 };
 

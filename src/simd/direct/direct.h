@@ -56,10 +56,11 @@ struct DirectKernels {
   // out[r] += sum over k of weights[r][k] rows[k].
   void (*combine)(const DirectRows& weights, const Rows& rows,
                   int64_t following, DirectRows out);
-  // out[k] = sum over r of weights[r][k] x[r], for `keys` keys and `depth`
-  // columns.
+  // out[k] = factor * sum over r of weights[r][k] x[r], for `keys` keys and
+  // `columns` columns. The rows of out may be those of a tensor: any stride,
+  // and what lies past the columns is left alone.
   void (*spread)(const DirectRows& weights, int64_t keys, const DirectRows& x,
-                 int64_t depth, DirectRows out);
+                 int64_t columns, double factor, DirectRows out);
 
   // Scores become P = exp(S - m), with the maxima m [row] of all keys so far;
   // sums [row] go on, and what `out` holds so far is scaled for greater

@@ -22,6 +22,7 @@
 #include "src/simd/direct/direct.h"
 #include "src/simd/direct/widen-inl.h"
 #include "src/simd/math/load-inl.h"
+#include "src/simd/math/store-inl.h"
 #include "src/simd/math/transpose-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -36,6 +37,7 @@ struct DirectProducts : DirectBlocks<T> {
   using Blocks::Row;
   using typename Blocks::D;
   using typename Blocks::V;
+  using Own = std::conditional_t<sizeof(T) == 8, StoredF64, StoredF32>;
   template <class Stored>
   static constexpr bool kSplits = Blocks::template kSplits<Stored>;
 
@@ -91,6 +93,7 @@ struct DirectProducts : DirectBlocks<T> {
                             HWY_ATTR { return Row(x, r)[first + n]; };
     const bool add = first > 0;
     ForRowBlocks(x.rows, [&](auto size, int64_t r) HWY_ATTR {
+      const auto store = Blocks::StoreIn(products, r, add);
       // With each column some of the next keys, unless they share a line.
       const bool reads =
           r == 0 && rows.stride * sizeof(typename Stored::Type) >= 64;
@@ -108,12 +111,12 @@ struct DirectProducts : DirectBlocks<T> {
       };
       size_t c = 0;
       for (; c + 4 * lanes <= keys; c += 4 * lanes) {
-        Blocks::template SumBlock<size(), 4>(columns, weight, load, add,
-                                             products, r, c);
+        Blocks::template SumBlock<size(), 4>(columns, weight, load, r, c,
+                                             store);
       }
       for (; c < keys; c += lanes) {
-        Blocks::template SumBlock<size(), 1>(columns, weight, load, add,
-                                             products, r, c);
+        Blocks::template SumBlock<size(), 1>(columns, weight, load, r, c,
+                                             store);
       }
     });
   }
@@ -195,73 +198,104 @@ struct DirectProducts : DirectBlocks<T> {
                             HWY_ATTR { return Row(weights, r)[n]; };
     WithStored<T>(rows.dtype, [&](auto tag) HWY_ATTR {
       using Stored = decltype(tag);
-      ForRowBlocks(weights.rows, [&](auto size, int64_t r) HWY_ATTR {
-        const int64_t ahead = r == 0 ? rows.rows + following : 0;
-        const auto whole = [&](int64_t n, size_t c) HWY_ATTR {
-          ReadAhead<Stored>(rows, n, c, ahead);
-          return LoadWide(d, tag, KeyRow<Stored>(rows, n) + c);
-        };
-        [[maybe_unused]] const auto split = [&](int64_t n, size_t c, V& even,
-                                                V& odd) HWY_ATTR {
-          if constexpr (kSplits<Stored>) {
-            ReadAhead<Stored>(rows, n, c, ahead);
-            Blocks::LoadSplit(KeyRow<Stored>(rows, n) + c, even, odd);
-          }
-        };
-        size_t c = 0;
-        for (; c + 4 * lanes <= depth; c += 4 * lanes) {
-          if constexpr (kSplits<Stored>) {
-            Blocks::template SumBlock<size(), 4, true>(rows.rows, weight, split,
-                                                       true, out, r, c);
-          } else {
-            Blocks::template SumBlock<size(), 4>(rows.rows, weight, whole, true,
-                                                 out, r, c);
-          }
-        }
-        if (c + 2 * lanes <= depth) {
-          Blocks::template SumBlock<size(), 2>(rows.rows, weight, whole, true,
-                                               out, r, c);
-          c += 2 * lanes;
-        }
-        if (c + lanes <= depth) {
-          Blocks::template SumBlock<size(), 1>(rows.rows, weight, whole, true,
-                                               out, r, c);
-          c += lanes;
-        }
-        if (c < depth) {
-          const auto tail = [&](int64_t n, size_t first) HWY_ATTR {
-            return LoadWideTail(d, tag, KeyRow<Stored>(rows, n) + first,
-                                depth - first);
-          };
-          Blocks::template SumBlock<size(), 1>(rows.rows, weight, tail, true,
-                                               out, r, c);
-        }
-      });
+      ForRowBlocksOf(
+          depth, lanes, weights.rows, [&](auto size, int64_t r) HWY_ATTR {
+            const int64_t ahead = r == 0 ? rows.rows + following : 0;
+            const auto whole = [&](int64_t n, size_t c) HWY_ATTR {
+              ReadAhead<Stored>(rows, n, c, ahead);
+              return LoadWide(d, tag, KeyRow<Stored>(rows, n) + c);
+            };
+            [[maybe_unused]] const auto split = [&](int64_t n, size_t c,
+                                                    V& even, V& odd) HWY_ATTR {
+              if constexpr (kSplits<Stored>) {
+                ReadAhead<Stored>(rows, n, c, ahead);
+                Blocks::LoadSplit(KeyRow<Stored>(rows, n) + c, even, odd);
+              }
+            };
+            const auto store = Blocks::StoreIn(out, r, /*add=*/true);
+            [[maybe_unused]] const auto store_split =
+                [&](int i, size_t c, V even, V odd) HWY_ATTR {
+                  T* const p = Row(out, r + i) + c;
+                  V even_before, odd_before;
+                  hn::LoadInterleaved2(d, p, even_before, odd_before);
+                  hn::StoreInterleaved2(hn::Add(even, even_before),
+                                        hn::Add(odd, odd_before), d, p);
+                };
+            size_t c = 0;
+            if constexpr (size() <= kDirectBlockRows) {
+              for (; c + 4 * lanes <= depth; c += 4 * lanes) {
+                if constexpr (kSplits<Stored>) {
+                  Blocks::template SumBlock<size(), 4, true>(
+                      rows.rows, weight, split, r, c, store_split);
+                } else {
+                  Blocks::template SumBlock<size(), 4>(rows.rows, weight, whole,
+                                                       r, c, store);
+                }
+              }
+            }
+            if (c + 2 * lanes <= depth) {
+              Blocks::template SumBlock<size(), 2>(rows.rows, weight, whole, r,
+                                                   c, store);
+              c += 2 * lanes;
+            }
+            if (c + lanes <= depth) {
+              Blocks::template SumBlock<size(), 1>(rows.rows, weight, whole, r,
+                                                   c, store);
+              c += lanes;
+            }
+            if (c < depth) {
+              const auto tail = [&](int64_t n, size_t first) HWY_ATTR {
+                return LoadWideTail(d, tag, KeyRow<Stored>(rows, n) + first,
+                                    depth - first);
+              };
+              Blocks::template SumBlock<size(), 1>(rows.rows, weight, tail, r,
+                                                   c, store);
+            }
+          });
     });
   }
 
   static void Spread(const DirectRows& weights, int64_t keys,
-                     const DirectRows& x, int64_t depth, DirectRows out) {
+                     const DirectRows& x, int64_t columns, double factor,
+                     DirectRows out) {
     const D d;
     const size_t lanes = hn::Lanes(d);
+    const size_t depth = static_cast<size_t>(columns);
+    const T scale = static_cast<T>(factor);
     const auto weight = [&](int64_t k, int64_t n)
                             HWY_ATTR { return Row(weights, n)[k]; };
     const auto load = [&](int64_t n, size_t c)
                           HWY_ATTR { return hn::Load(d, Row(x, n) + c); };
-    ForRowBlocks(keys, [&](auto size, int64_t k) HWY_ATTR {
+    ForRowBlocksOf(depth, lanes, keys, [&](auto size, int64_t k) HWY_ATTR {
+      // By value: what is stored might else have changed them.
+      T* const first = Row(out, k);
+      const auto store = [first, stride = out.stride, scale](int i, size_t c,
+                                                             V sum) HWY_ATTR {
+        hn::StoreU(hn::Mul(sum, hn::Set(D(), scale)), D(),
+                   first + i * stride + c);
+      };
       size_t c = 0;
-      for (; c + 4 * lanes <= static_cast<size_t>(depth); c += 4 * lanes) {
-        Blocks::template SumBlock<size(), 4>(x.rows, weight, load, false, out,
-                                             k, c);
+      if constexpr (size() <= kDirectBlockRows) {
+        for (; c + 4 * lanes <= depth; c += 4 * lanes) {
+          Blocks::template SumBlock<size(), 4>(x.rows, weight, load, k, c,
+                                               store);
+        }
       }
-      if (c + lanes < static_cast<size_t>(depth)) {
-        Blocks::template SumBlock<size(), 2>(x.rows, weight, load, false, out,
-                                             k, c);
+      if (c + 2 * lanes <= depth) {
+        Blocks::template SumBlock<size(), 2>(x.rows, weight, load, k, c, store);
         c += 2 * lanes;
       }
-      for (; c < static_cast<size_t>(depth); c += lanes) {
-        Blocks::template SumBlock<size(), 1>(x.rows, weight, load, false, out,
-                                             k, c);
+      if (c + lanes <= depth) {
+        Blocks::template SumBlock<size(), 1>(x.rows, weight, load, k, c, store);
+        c += lanes;
+      }
+      if (c < depth) {
+        const auto store_tail = [&](int i, size_t from, V sum) HWY_ATTR {
+          StoreNarrowTail(d, Own(), hn::Mul(sum, hn::Set(d, scale)),
+                          Row(out, k + i) + from, depth - from);
+        };
+        Blocks::template SumBlock<size(), 1>(x.rows, weight, load, k, c,
+                                             store_tail);
       }
     });
   }
