@@ -75,6 +75,34 @@ TEST(AttentionBias, SummedGradientsOfSeveralBlocks) {
   }
 }
 
+// Many sequences of one block share a bias: its gradient is summed by groups of
+// sequences, of any length, and of none where all is hidden.
+TEST(AttentionBias, SummedGradientsOfManySequences) {
+  const Contexts contexts({1, 3, 16});
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF64}) {
+    AttentionCase c;
+    c.dtype = dtype;
+    c.batch = 41;
+    c.heads = c.kv_heads = 3;
+    c.nq = 20;
+    c.nk = 33;
+    c.head_dim = 24;
+    c.value_dim = 16;
+    c.bias = DType::kF32;
+    c.want_dbias = true;
+    for (const bool shares_heads : {false, true}) {
+      c.bias_broadcast = {true, shares_heads, false, false};
+      for (const double masked : {0.0, 0.5, 1.0}) {
+        c.bias_masked = masked;
+        c.accumulate_dbias = masked == 0.5;
+        ExpectAttention(c, contexts.list());
+      }
+    }
+    c.heads = 6;  // that share keys: not by groups
+    ExpectAttention(c, contexts.list());
+  }
+}
+
 // Rows of dbias that are whole cache lines may be written by non-temporal
 // stores.
 TEST(AttentionBias, GradientsOfWholeLines) {

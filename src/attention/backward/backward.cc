@@ -307,6 +307,7 @@ struct BackwardPass {
     BackwardUse use;
     use.share_batch = dbias.shares_batch;
     use.share_heads = dbias.shares_heads;
+    use.sum_blocks = dbias.has_elements;
     use.fixed_blocks = dbias.sums_blocks || args.dalibi_slopes.given();
     use.threads = threads;
     PlanBackward(problem, engine, use, plan);
@@ -322,7 +323,7 @@ struct BackwardPass {
                      [&](Team& of_batch, const BatchBuffers& batch) {
                        ProcessHeadBatch(call, batch, of_batch);
                      });
-    call.buffers.bias_sums.Store();
+    call.buffers.bias_sums.Store(team);
     call.buffers.small.Store([&call](int64_t sequence) {
       return call.plan.sequences[sequence].keys.count();
     });

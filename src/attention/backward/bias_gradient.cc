@@ -23,6 +23,12 @@ bool SharesKeys(const TensorView& dbias, const Problem& problem) {
   return dbias.given() && dbias.sizes[3] == 1 && problem.k.sizes[2] != 1;
 }
 
+// Of a staged block.
+size_t BlockBytes(const BackwardInputs& in) {
+  return static_cast<size_t>(in.plan.blocks.queries) *
+         static_cast<size_t>(in.plan.blocks.keys) * in.element();
+}
+
 }  // namespace
 
 BiasGradientUse UseOfBiasGradient(const TensorView& dbias,
@@ -38,6 +44,7 @@ BiasGradientUse UseOfBiasGradient(const TensorView& dbias,
   const bool streams = !shares_keys && engine.streams_scores &&
                        !use.shares_batch && !use.shares_heads &&
                        !SharesQueries(dbias, problem);
+  use.has_elements = !shares_keys && !SharesQueries(dbias, problem);
   use.sums_blocks = !streams;
   return use;
 }
@@ -57,6 +64,9 @@ BiasGradientSums::BiasGradientSums(const BackwardInputs& inputs,
     bytes_ =
         static_cast<size_t>(dbias.sizes[0] * dbias.sizes[1] * dbias.sizes[3]) *
         in_.element();
+  } else if (in_.plan.bias_groups > 0) {
+    route_ = Route::kGroupSums;
+    bytes_ = in_.plan.head_batches.list.size() * BlockBytes(in_);
   } else {
     route_ = Route::kElements;
   }
@@ -64,7 +74,12 @@ BiasGradientSums::BiasGradientSums(const BackwardInputs& inputs,
 }
 
 void BiasGradientSums::Clear() const {
-  if (bytes_ != 0) memset(sums_, 0, bytes_);
+  // The first of a group's terms clears its sum.
+  if (bytes_ != 0 && route_ != Route::kGroupSums) memset(sums_, 0, bytes_);
+}
+
+std::byte* BiasGradientSums::GroupSum(int64_t group) const {
+  return sums_ + static_cast<size_t>(group) * BlockBytes(in_);
 }
 
 std::byte* BiasGradientSums::QuerySums(int64_t batch, int64_t head,
@@ -82,6 +97,28 @@ std::byte* BiasGradientSums::KeySums(const BlockRows& queries,
       (key_split * in_.problem.q_heads + queries.head) * in_.plan.q_rows +
       in_.plan.sequences[queries.sequence].q_row + queries.begin();
   return sums_ + static_cast<size_t>(row) * in_.element();
+}
+
+// Groups of a head lie as many blocks apart as there are heads.
+void BiasGradientSums::StoreGroupSums(threading::Team& team) const {
+  const TensorView& dbias = in_.args.dbias;
+  const int64_t heads = in_.problem.kv_heads;
+  const int64_t groups = in_.plan.bias_groups;
+  const int64_t shared_heads = dbias.sizes[1] == 1 ? heads : 1;
+  team.For(dbias.sizes[1], [&](int64_t plane, int /*worker*/) {
+    const PairRows rows = in_.plan.Rows({{0, plane, 0}, {0, plane, 0}});
+    const simd::StagedShape shape = StagedShapeOf(rows, in_.engine);
+    std::byte* const sum = GroupSum(plane);
+    for (int64_t g = 0; g < groups; ++g) {
+      for (int64_t h = 0; h < shared_heads; ++h) {
+        if (g + h == 0) continue;
+        in_.row_kernels.add(sum, GroupSum(g * heads + plane + h),
+                            shape.elements());
+      }
+    }
+    in_.staging.unstage(sum, shape, in_.args.accumulate_dbias,
+                        MatrixOf(dbias, 0, plane, 0, 0));
+  });
 }
 
 void BiasGradientSums::StoreQuerySums() const {
@@ -140,8 +177,10 @@ void BiasGradientSums::StoreKeySums() const {
   }
 }
 
-void BiasGradientSums::Store() const {
-  if (route_ == Route::kQuerySums) {
+void BiasGradientSums::Store(threading::Team& team) const {
+  if (route_ == Route::kGroupSums) {
+    StoreGroupSums(team);
+  } else if (route_ == Route::kQuerySums) {
     StoreQuerySums();
   } else if (route_ == Route::kKeySums) {
     if (in_.engine.accumulator == DType::kF64) {
@@ -158,11 +197,10 @@ BiasGradient::BiasGradient(const BackwardInputs& inputs,
     : in_(inputs), sums_(sums) {
   using Route = BiasGradientSums::Route;
   if (sums.route() == Route::kNone) return;
-  const size_t block = static_cast<size_t>(inputs.plan.blocks.queries) *
-                       static_cast<size_t>(inputs.plan.blocks.keys) *
-                       inputs.element();
-  if (sums.route() != Route::kKeySums) collected_ = layout->Take(block);
-  ds_ = layout->Take(block);
+  if (sums.route() == Route::kElements || sums.route() == Route::kQuerySums) {
+    collected_ = layout->Take(BlockBytes(inputs));
+  }
+  ds_ = layout->Take(BlockBytes(inputs));
 }
 
 bool BiasGradient::IsAlone(const KeySplitTask& task) const {
@@ -192,6 +230,9 @@ void BiasGradient::Begin(const PairRows& pair, const KeySplitTask& task,
       return;
     case Route::kKeySums:
       block->ds = ds_;
+      return;
+    case Route::kGroupSums:
+      block->ds = empty_ ? sums_.GroupSum(task.bias_group) : ds_;
       return;
     case Route::kElements:
     case Route::kQuerySums:
@@ -224,11 +265,19 @@ void BiasGradient::End(const PairRows& pair, const KeySplitTask& task,
       (visible && streamed_)) {
     return;
   }
+  const bool groups = sums_.route() == Route::kGroupSums;
+  std::byte* const collected =
+      groups ? sums_.GroupSum(task.bias_group) : collected_;
   if (visible) {
-    if (!empty_) in_.row_kernels.add(collected_, ds_, shape.elements());
+    if (!empty_) in_.row_kernels.add(collected, ds_, shape.elements());
     empty_ = false;
   }
-  if (IsLast(pair, task)) StoreCollected(pair, shape);
+  if (!groups) {
+    if (IsLast(pair, task)) StoreCollected(pair, shape);
+  } else if (task.ends_bias_group) {
+    if (empty_) memset(collected, 0, BlockBytes(in_));
+    empty_ = true;
+  }
 }
 
 void BiasGradient::StoreCollected(const PairRows& pair,

@@ -4,12 +4,16 @@
 //
 // A work item owns a block of keys, for all heads and batches that share a
 // plane of dbias (the plan sees to that), so each element has one writer. dS
-// reaches dbias on one of four routes:
+// reaches dbias on one of five routes:
 //
 //   streamed     the engine writes dS of a block pair to dbias itself, where no
 //                other pair adds to the same elements
 //   elements     dS is collected in a staged block, which is stored once the
 //                last head or batch that shares the plane has added to it
+//   group sums   of a bias that sequences share, where a head is one block
+//                pair: collected in a block for each head of a run of
+//                sequences, in whose order one worker takes them; the blocks
+//                are added in order at the end
 //   query sums   of a bias that broadcasts its queries: collected as above,
 //                then summed over queries in rows of the workspace, stored at
 //                the end
@@ -29,6 +33,7 @@
 #include "src/attention/schedule/blocks.h"
 #include "src/simd/engine.h"
 #include "src/threading/scratch_layout.h"
+#include "src/threading/team.h"
 
 namespace fa2::attention {
 
@@ -38,7 +43,8 @@ using BackwardInputs = PassInputs<AttentionBackwardArgs, BackwardPlan>;
 struct BiasGradientUse {
   bool shares_batch = false;  // sums over it
   bool shares_heads = false;
-  bool sums_blocks = false;  // has elements that are sums over a block's pairs
+  bool has_elements = false;  // one for each query and key
+  bool sums_blocks = false;   // some are sums over a block's pairs
 };
 BiasGradientUse UseOfBiasGradient(const TensorView& dbias,
                                   const Problem& problem,
@@ -47,21 +53,24 @@ BiasGradientUse UseOfBiasGradient(const TensorView& dbias,
 // Sums over queries or keys in the workspace, of the whole call.
 class BiasGradientSums {
  public:
-  enum class Route { kNone, kElements, kQuerySums, kKeySums };
+  enum class Route { kNone, kElements, kGroupSums, kQuerySums, kKeySums };
 
   BiasGradientSums(const BackwardInputs& inputs,
                    threading::ScratchLayout* layout);
 
   Route route() const { return route_; }
   void Clear() const;
+  // The sum of a bias group, a staged block.
+  std::byte* GroupSum(int64_t group) const;
   // Sums over the queries of a block of keys, and over the keys of a block of
   // queries.
   std::byte* QuerySums(int64_t batch, int64_t head, int64_t key) const;
   std::byte* KeySums(const BlockRows& queries, int64_t key_split) const;
   // To dbias, when all has been added.
-  void Store() const;
+  void Store(threading::Team& team) const;
 
  private:
+  void StoreGroupSums(threading::Team& team) const;
   void StoreQuerySums() const;
   template <typename T>
   void StoreKeySums() const;
@@ -69,7 +78,8 @@ class BiasGradientSums {
   const BackwardInputs& in_;
   Route route_ = Route::kNone;
   size_t bytes_ = 0;
-  // [plane of dbias][key], or [key split][head][row of all sequences].
+  // [bias group][block], [plane of dbias][key], or [key split][head][row of all
+  // sequences].
   std::byte* sums_ = nullptr;
 };
 

@@ -101,6 +101,12 @@ int64_t ListTasks(const Problem& problem, const BackwardUse& use,
             [](const KeySplitTask& a, const KeySplitTask& b) {
               return a.cost != b.cost ? a.cost > b.cost : a.rank < b.rank;
             });
+  if (plan->bias_groups > 0) {
+    for (int64_t t = batch->items.begin; t < batch->items.end; ++t) {
+      plan->tasks[t].bias_group = batch - plan->head_batches.list.data();
+    }
+    plan->tasks.back().ends_bias_group = true;
+  }
   return items;
 }
 
@@ -164,6 +170,40 @@ void CutSequences(const Problem& problem, const simd::Engine& engine,
   }
 }
 
+// The bias groups of a dbias that all sequences share, where a head is one
+// block pair: a worker takes a run of sequences of one head, as one without
+// dbias takes heads. Not by the threads, which the order of the sums must not
+// show.
+int64_t BiasGroups(const Problem& problem, const BackwardUse& use,
+                   const BackwardPlan& plan) {
+  const bool one_pair =
+      problem.group() == 1 &&
+      std::all_of(plan.sequences.begin(), plan.sequences.end(),
+                  [](const BackwardSequence& s) {
+                    return s.keys.count() == 1 && s.queries.count() == 1;
+                  });
+  if (!use.share_batch || !use.sum_blocks || !one_pair) return 0;
+  return std::clamp<int64_t>(CeilDiv(kWantedItems, problem.kv_heads), 1,
+                             static_cast<int64_t>(plan.sequences.size()));
+}
+
+// Adds a head batch for each head of each bias group.
+void CutBiasGroups(const Problem& problem, int64_t groups,
+                   std::vector<HeadBatch>* batches) {
+  const int64_t sequences = static_cast<int64_t>(problem.sequences.size());
+  for (int64_t g = 0; g < groups; ++g) {
+    HeadBatch batch;
+    batch.sequences = {g * sequences / groups, (g + 1) * sequences / groups};
+    for (int64_t s = batch.sequences.begin; s < batch.sequences.end; ++s) {
+      batch.cost += problem.sequences[s].pairs;
+    }
+    for (int64_t head = 0; head < problem.kv_heads; ++head) {
+      batch.kv_heads = {head, head + 1};
+      batches->push_back(batch);
+    }
+  }
+}
+
 // Items of one step that do not wait for one another, at most.
 int64_t ItemsAtOnce(const Problem& problem, const BackwardPlan& plan) {
   if (plan.head_batches.alone) {
@@ -195,15 +235,24 @@ void Clear(BackwardPlan* plan) {
 }  // namespace
 
 void PlanBackward(const Problem& problem, const simd::Engine& engine,
-                  const BackwardUse& use, BackwardPlan* plan) {
+                  const BackwardUse& wanted, BackwardPlan* plan) {
   Clear(plan);
   const int64_t sequence_count = static_cast<int64_t>(problem.sequences.size());
-  const bool shared = use.share_heads || use.share_batch;
   const double total = problem.pairs();
   const double operations = 10.0 * total *
                             static_cast<double>(problem.q_heads) *
                             static_cast<double>(problem.head_dim);
+  // As without dbias, if that leaves it bias groups.
+  BackwardUse use = wanted;
+  use.share_batch = use.share_heads = false;
   CutSequences(problem, engine, use, total, operations, plan);
+  plan->bias_groups = BiasGroups(problem, wanted, *plan);
+  if (plan->bias_groups == 0 && (wanted.share_batch || wanted.share_heads)) {
+    use = wanted;
+    plan->sequences.clear();
+    CutSequences(problem, engine, use, total, operations, plan);
+  }
+  const bool shared = use.share_heads || use.share_batch;
   PlaceSequences(plan);
   if (sequence_count == 0) return;
 
@@ -215,8 +264,9 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
           [](const BackwardSequence& s) { return s.keys.count() == 1; });
   plan->head_batches.alone =
       use.threads > 1 && !shared &&
-      TakeHeadsAlone(problem, engine, total, operations,
-                     one_block && plan->group_splits == 1, use.threads);
+      (plan->bias_groups > 0 ||
+       TakeHeadsAlone(problem, engine, total, operations,
+                      one_block && plan->group_splits == 1, use.threads));
   const int batch_threads = plan->head_batches.threads(use.threads);
   const bool far_queries = !shared && batch_threads == 1 &&
                            HasFarQueries(problem, engine, plan->sequences);
@@ -230,7 +280,11 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
                      plan->k_blocks, plan->group_splits);
   if (shared) least = std::max(least, 1.0);
   if (use.share_heads) least = static_cast<double>(problem.kv_heads);
-  CutHeadBatches(problem, total, least, &plan->head_batches.list);
+  if (plan->bias_groups > 0) {
+    CutBiasGroups(problem, plan->bias_groups, &plan->head_batches.list);
+  } else {
+    CutHeadBatches(problem, total, least, &plan->head_batches.list);
+  }
   for (HeadBatch& batch : plan->head_batches.list) {
     if (batch.kv_heads.begin == 0) PlaceInBatch(batch, plan);
     plan->largest_batch.items = std::max(plan->largest_batch.items,

@@ -46,8 +46,12 @@ struct KeySplitTask {
   Interval sequences;
   Interval kv_heads;
   Interval group_splits = {0, 1};  // of each of these heads
-  int32_t rank = 0;                // position before sorting
-  double cost = 0.0;               // visible pairs
+  // With bias groups: that of its head batch, and whether this is the last task
+  // that adds to it.
+  int64_t bias_group = 0;
+  bool ends_bias_group = false;
+  int32_t rank = 0;   // position before sorting
+  double cost = 0.0;  // visible pairs
 };
 
 struct BackwardPlan {
@@ -80,6 +84,9 @@ struct BackwardPlan {
   bool queries_in_turn = false;
   // And takes keys as they lie, where packing would only copy them.
   bool keys_as_they_lie = false;
+  // Runs of sequences, in head batches of one head, that sum dbias each for
+  // themselves: 0 where it is summed otherwise.
+  int64_t bias_groups = 0;
 
   // Those of query_blocks that are of a head batch's sequences, and of
   // key_blocks.
@@ -123,6 +130,7 @@ struct BackwardPlan {
 struct BackwardUse {
   bool share_batch = false;  // dbias sums over it
   bool share_heads = false;
+  bool sum_blocks = false;  // dbias may be summed a whole block at a time
   // Results depend on the sizes of blocks: they must not go by the threads.
   bool fixed_blocks = false;
   int threads = 1;
