@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Accumulators stored as rows of bf16 in one pass, against what unpacking,
-// adding and rounding them gives, to the bit.
+// adding and rounding them gives, to the bit; rows of f32 and f64 stored
+// non-temporally.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -13,6 +14,8 @@
 #include "src/simd/amx/engine.h"
 #include "src/simd/engine.h"
 #include "src/simd/lane/bf16dot_engine.h"
+#include "src/simd/rowwise/rows.h"
+#include "src/simd/target.h"
 #include "tests/simd/amx_emulated.h"
 #include "tests/simd/key_rows.h"
 
@@ -140,6 +143,47 @@ TEST(RowStore, MatchesUnpackedRows) {
       }
     }
   }
+}
+
+// Rows of whole lines and others, aligned and not, added to what is there or
+// not: the same elements, and nothing beside them.
+template <typename T>
+void CheckNonTemporal(DType dtype) {
+  const RowKernels& kernels = *RowKernelsFor(dtype, AvailableTargets());
+  std::mt19937 random(7);
+  std::normal_distribution<T> normal;
+  constexpr int64_t kRows = 5;
+  for (const int64_t depth : {1, 16, 33, 64}) {
+    for (const int64_t padding : {0, 3, 16}) {
+      for (const int64_t shift : {0, 1, 16}) {
+        for (const bool add : {false, true}) {
+          const int64_t stride = depth + padding;
+          Aligned<T> rows(kRows * depth);
+          Aligned<T> out(shift + kRows * stride + 64);
+          for (T& x : rows.storage) x = normal(random);
+          for (T& x : out.storage) x = normal(random);
+          std::vector<T> expected = out.storage;
+          const int64_t first = out.data - out.storage.data() + shift;
+          for (int64_t r = 0; r < kRows; ++r) {
+            for (int64_t d = 0; d < depth; ++d) {
+              T& to = expected[static_cast<size_t>(first + r * stride + d)];
+              to = rows.data[r * depth + d] * T(0.5) + (add ? to : T(0));
+            }
+          }
+          kernels.store(rows.data, depth, kRows, depth, 0.5, nullptr, add,
+                        {out.data + shift, dtype, stride, true});
+          EXPECT_EQ(out.storage, expected)
+              << "depth " << depth << ", stride " << stride << ", shift "
+              << shift << (add ? ", add" : "");
+        }
+      }
+    }
+  }
+}
+
+TEST(RowStore, NonTemporalRows) {
+  CheckNonTemporal<float>(DType::kF32);
+  CheckNonTemporal<double>(DType::kF64);
 }
 
 }  // namespace

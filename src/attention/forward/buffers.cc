@@ -42,8 +42,8 @@ ForwardWorker::ForwardWorker(const ForwardBuffers& call,
              /*want_alibi_gradient=*/false, layout),
       rows({call.in.problem.q, call.in.problem.k, call.in.problem.v,
             call.in.args.out},
-           LeaveCaches({call.in.args.out}, call.in.plan.workers),
-           call.in.engine, call.in.row_kernels,
+           CachesLeft({call.in.args.out}, call.in.plan.workers), call.in.engine,
+           call.in.row_kernels,
            std::max(call.in.plan.blocks.keys, call.in.plan.blocks.queries),
            layout) {
   const simd::Engine& engine = call.in.engine;

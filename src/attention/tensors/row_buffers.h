@@ -25,11 +25,11 @@ TensorRows KeyTensorRows(const Problem& problem, const BlockRows& block);
 simd::Rows ContiguousRows(const ConstTensorView& view, const TensorRows& at,
                           void* gathered);
 
-// Whether `outputs`, those that are given, will have left the caches of
-// `workers` cores when they are read next. 4 MiB a core is twice an L2 (AMX,
-// one thread: with 6 MiB of non-temporal stores the backward gains 4%, with
-// 0.75 MiB it loses 2%, with 48 KiB 10%).
-bool LeaveCaches(std::initializer_list<ConstTensorView> outputs, int workers);
+// Which caches `outputs`, those that are given, will have left when they are
+// read next: none, those of `workers` cores or, beside them, the last level.
+enum class LeftCaches { kNone, kCores, kAll };
+LeftCaches CachesLeft(std::initializer_list<ConstTensorView> outputs,
+                      int workers);
 
 // The accumulator of a block: the sum, in order, of `count` partials; none:
 // zeros.
@@ -53,7 +53,8 @@ struct RowScale {
 struct StoredRows {
   TensorView tensor;
   TensorRows rows;
-  bool accumulate = false;  // add to what is there
+  bool accumulate = false;    // add to what is there
+  bool non_temporal = false;  // see MutableRows
 };
 
 // Ends the softmax of a head's queries (RowKernels::finish, with its sink if
@@ -78,9 +79,8 @@ class RowBuffers {
 
   // `tensors`: all that Read and Store are called with. Most calls have none
   // whose rows would need copying, and then there is nothing to copy to.
-  // `non_temporal`: what Store writes will have left the caches when it is read
-  // next.
-  RowBuffers(std::initializer_list<ConstTensorView> tensors, bool non_temporal,
+  // `left`: the caches that what Store writes will have left.
+  RowBuffers(std::initializer_list<ConstTensorView> tensors, LeftCaches left,
              const simd::Engine& engine, const simd::RowKernels& kernels,
              int64_t largest_block, threading::ScratchLayout* layout);
 
@@ -103,7 +103,7 @@ class RowBuffers {
 
   const simd::Engine& engine_;
   const simd::RowKernels& kernels_;
-  const bool non_temporal_;
+  const LeftCaches left_;
   std::byte* gathered_[2];
   std::byte* rows_;
   std::byte* narrowed_;

@@ -3,6 +3,7 @@
 #define HWY_TARGET_INCLUDE "src/simd/rowwise/rows.cc"
 #include "hwy/foreach_target.h"
 // After foreach_target.h, which sets the target.
+#include "hwy/cache_control.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "src/simd/math/load-inl.h"
@@ -81,6 +82,17 @@ struct RowFunctions {
     });
   }
 
+  // Whether rows are stored non-temporally: whole cache lines alone, as parts
+  // of one would be read first, and written twice.
+  template <class Stored>
+  static HWY_INLINE bool Streams(size_t columns, bool add,
+                                 const MutableRows& out) {
+    const size_t stride = static_cast<size_t>(out.stride);
+    return std::is_same_v<Stored, Own> && out.non_temporal && !add &&
+           columns * sizeof(T) % 64 == 0 && stride * sizeof(T) % 64 == 0 &&
+           reinterpret_cast<uintptr_t>(out.data) % 64 == 0;
+  }
+
   template <class Stored>
   static void StoreAs(Stored tag, const T* rows, int64_t row_stride,
                       int64_t count, int64_t depth, double factor,
@@ -88,6 +100,7 @@ struct RowFunctions {
     const D d;
     const size_t lanes = hn::Lanes(d);
     const size_t columns = static_cast<size_t>(depth);
+    const bool streams = Streams<Stored>(columns, add, out);
     for (int64_t r = 0; r < count; ++r) {
       const T* in = rows + r * row_stride;
       auto* to = static_cast<typename Stored::Type*>(out.data) + r * out.stride;
@@ -99,6 +112,12 @@ struct RowFunctions {
         if (left >= lanes) {
           V v = hn::Mul(hn::LoadU(d, in + i), scale);
           if (add) v = hn::Add(v, LoadWide(d, tag, to + i));
+          if constexpr (std::is_same_v<Stored, Own>) {
+            if (streams) {
+              hn::Stream(v, d, to + i);
+              continue;
+            }
+          }
           StoreNarrow(d, tag, v, to + i);
         } else {
           V v = hn::Mul(LoadWideTail(d, Own(), in + i, left), scale);
@@ -107,6 +126,7 @@ struct RowFunctions {
         }
       }
     }
+    if (streams) hwy::FlushStream();
   }
 
   static void Store(const void* rows, int64_t row_stride, int64_t count,
