@@ -294,20 +294,42 @@ struct DirectBlocks {
 #undef FA2_ROW
       }
     }
-    for (; n < count; ++n) {
-      V v0, v1, v2, v3;
+    V v0, v1, v2, v3;
+    const auto load_vectors = [&](int64_t of) HWY_ATTR {
       if constexpr (kSplit) {
-        load(n, c, v0, v1);
-        load(n, c + 2 * lanes, v2, v3);
+        load(of, c, v0, v1);
+        load(of, c + 2 * lanes, v2, v3);
       } else {
-        v0 = v1 = v2 = v3 = load(n, c);
+        v0 = v1 = v2 = v3 = load(of, c);
+        if constexpr (kVectors >= 2) v1 = load(of, c + lanes);
+        if constexpr (kVectors == 4) {
+          v2 = load(of, c + 2 * lanes);
+          v3 = load(of, c + 3 * lanes);
+        }
       }
-      if constexpr (kVectors == 2) v1 = load(n, c + lanes);
-      if constexpr (kVectors == 4 && !kSplit) {
-        v1 = load(n, c + lanes);
-        v2 = load(n, c + 2 * lanes);
-        v3 = load(n, c + 3 * lanes);
+    };
+    if constexpr (kRows == 1 && kVectors == 4) {  // two terms, likewise
+      for (; n + 2 <= count; n += 2) {
+        load_vectors(n);
+        const V w0 = hn::Set(d, weight(r, n));
+        s00 = hn::MulAdd(w0, v0, s00);
+        s01 = hn::MulAdd(w0, v1, s01);
+        s02 = hn::MulAdd(w0, v2, s02);
+        s03 = hn::MulAdd(w0, v3, s03);
+        load_vectors(n + 1);
+        const V w1 = hn::Set(d, weight(r, n + 1));
+        s10 = hn::MulAdd(w1, v0, s10);
+        s11 = hn::MulAdd(w1, v1, s11);
+        s12 = hn::MulAdd(w1, v2, s12);
+        s13 = hn::MulAdd(w1, v3, s13);
       }
+      s00 = hn::Add(s00, s10);
+      s01 = hn::Add(s01, s11);
+      s02 = hn::Add(s02, s12);
+      s03 = hn::Add(s03, s13);
+    }
+    for (; n < count; ++n) {
+      load_vectors(n);
 #define FA2_ROW(i)                            \
   if constexpr (kRows > i) {                  \
     const V w = hn::Set(d, weight(r + i, n)); \
