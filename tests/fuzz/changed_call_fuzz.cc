@@ -16,9 +16,6 @@
 namespace fa2::test {
 namespace {
 
-// __extension__: not of standard C++, but of both compilers.
-__extension__ typedef __int128 Wide;
-
 int64_t AnyInteger(Random& random) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
@@ -93,25 +90,28 @@ void ChangeSomething(CCall& call, Random& random) {
 }
 
 struct Reach {
-  Wide low = 0, high = 0;  // bytes, from the arena's begin
+  // Bytes from the arena's begin: exact as far as the arena goes, and beyond
+  // 64 bits without end.
+  double low = 0, high = 0;
   bool empty = true;
   bool negative = false;  // a size is
 };
 
 Reach ReachOf(const TensorFields& t) {
   Reach reach;
-  Wide low = 0, high = 0;
+  double low = 0, high = 0;  // sums of one sign each
   bool none = false;
   for (int i = 0; i < 4; ++i) {
     reach.negative |= t.sizes[i] < 0;
     none |= t.sizes[i] <= 0;
-    const Wide last = (Wide{t.sizes[i]} - 1) * t.strides[i];
+    const double last = (static_cast<double>(t.sizes[i]) - 1) *
+                        static_cast<double>(t.strides[i]);
     (last < 0 ? low : high) += last;
   }
-  const auto size = static_cast<Wide>(SizeOf(static_cast<DType>(*t.dtype)));
+  const auto size = static_cast<double>(SizeOf(static_cast<DType>(*t.dtype)));
   if (*t.data == nullptr || none || size == 0) return reach;
   reach.empty = false;
-  const Wide begin = *t.data - Arena();
+  const double begin = static_cast<double>(*t.data - Arena());
   reach.low = begin + low * size;
   reach.high = begin + (high + 1) * size;
   return reach;
@@ -123,7 +123,7 @@ bool IsCallersMemory(const CCall& call) {
   for (const TensorFields& t : call.tensors) {
     const Reach reach = ReachOf(t);
     if (reach.empty || reach.negative) continue;
-    if (reach.low < 0 || reach.high > static_cast<Wide>(kArenaBytes)) {
+    if (reach.low < 0 || reach.high > static_cast<double>(kArenaBytes)) {
       return false;
     }
   }
@@ -133,11 +133,11 @@ bool IsCallersMemory(const CCall& call) {
 // What would take minutes is left out: inputs of stride 0 may be of any size.
 bool IsLong(const CCall& call) {
   for (const TensorFields& t : call.tensors) {
-    Wide elements = 1;
+    double elements = 1;
     for (int i = 0; i < 4; ++i) {
       if (t.sizes[i] <= 0) return false;  // refused, or nothing to do
-      elements *= t.sizes[i];
-      if (elements > (Wide{1} << 20)) return true;
+      elements *= static_cast<double>(t.sizes[i]);
+      if (elements > 1 << 20) return true;
     }
   }
   return false;
