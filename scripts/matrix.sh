@@ -99,7 +99,7 @@ for bits in 128 256 512; do row "arm64 SVE $bits" emulated arm64 "max,sve$bits=o
 row "arm64 SVE2" emulated arm64
 row armhf emulated armhf
 row ppc64el emulated ppc64el  # plain C++: Highway has vectors for it from 1.2 on
-root_row "ppc64 POWER10, Debian 13" distribution trixie env FA2_BUILD_DIR=/build-ppc64el /fa2/scripts/qemu.sh ppc64el
+root_row "ppc64el POWER10, Debian 13" distribution trixie env FA2_BUILD_DIR=/build-ppc64el /fa2/scripts/qemu.sh ppc64el
 row s390x emulated s390x
 for bits in 128 256; do
   root_row "riscv64 RVV $bits" distribution trixie \
