@@ -32,9 +32,8 @@ using Size = std::integral_constant<int, kValue>;
 // Registers for sums: 16 and what feeds them want 21.
 inline constexpr int kDirectSums =
     (HWY_ARCH_X86 && HWY_TARGET > HWY_AVX3) ? 8 : 16;
-// Rows of a block of four vectors of columns.
+// Rows of a block of four vectors of columns, and of one of one or two.
 inline constexpr int kDirectBlockRows = kDirectSums / 4;
-// Rows of one of one or two.
 inline constexpr int kNarrowBlockRows = 4;
 
 // Calls body(Size<rows>, first) for blocks of kBlockRows rows and one of what
@@ -52,7 +51,8 @@ HWY_INLINE void ForRowBlocks(int64_t rows, const Body& body) {
   if (r < rows) body(Size<1>(), r);
 }
 
-// The same for blocks of `depth` columns.
+// The same for blocks of `depth` columns. One call of each size, where that
+// can be: GCC does not inline a body that has two.
 template <class Body>
 HWY_INLINE void ForRowBlocksOf(size_t depth, size_t lanes, int64_t rows,
                                const Body& body) {
