@@ -155,6 +155,12 @@ TEST(Safetensors, HeadersThatDoNotFitAreNamed) {
   EXPECT_EQ(
       error_of(R"("shape":[0,9223372036854775807],"data_offsets":[4,4])", 4),
       "");
+  // More tensors than bytes: they must share some.
+  ExpectWords(
+      error_of(R"("shape":[2],"data_offsets":[0,8]},"k":{"dtype":"F32",)"
+               R"("shape":[1],"data_offsets":[4,8])",
+               8),
+      "shares bytes with another");
   // A header longer than the format allows.
   std::string huge(9, '\x01');
   std::ofstream(path, std::ios::binary) << huge;

@@ -67,9 +67,12 @@ const NamedType& TypeNamed(const std::string& tensor, const std::string& name) {
   throw Error("tensor " + tensor + " has the unknown dtype " + name);
 }
 
+// `unclaimed`: bytes of data that the tensors before have left. The format lets
+// no two share any, and a copy of each takes no more memory than the file.
 SafetensorsEntry ParseEntry(const std::string& name,
                             const nlohmann::json& value, const uint8_t* data,
-                            uint64_t data_bytes, Storage* storage) {
+                            uint64_t data_bytes, uint64_t* unclaimed,
+                            Storage* storage) {
   SafetensorsEntry entry;
   entry.dtype_name = value.at("dtype").get<std::string>();
   const NamedType& type = TypeNamed(name, entry.dtype_name);
@@ -110,6 +113,10 @@ SafetensorsEntry ParseEntry(const std::string& name,
     throw Error("tensor " + name + " is cut off, or its data_offsets do not " +
                 "fit its shape");
   }
+  if (bytes > *unclaimed) {
+    throw Error("tensor " + name + " shares bytes with another");
+  }
+  *unclaimed -= bytes;
   entry.data = data + begin;
   if (!kLittleEndian && type.bytes > 1) {
     storage->tensors.push_back(Reversed(entry.data, bytes, type.bytes));
@@ -139,12 +146,13 @@ SafetensorsFile Parse(const std::shared_ptr<Storage>& storage) {
   };
   const nlohmann::json json = nlohmann::json::parse(header, data, shallow);
   if (!json.is_object()) throw Error("its header is no JSON object");
+  uint64_t unclaimed = data_bytes;
   for (const auto& [name, value] : json.items()) {
     if (name == "__metadata__") {
       file.metadata = value.get<std::map<std::string, std::string>>();
     } else {
       file.tensors[name] =
-          ParseEntry(name, value, data, data_bytes, storage.get());
+          ParseEntry(name, value, data, data_bytes, &unclaimed, storage.get());
     }
   }
   return file;
