@@ -76,7 +76,7 @@ TEST(AttentionBias, SummedGradientsOfSeveralBlocks) {
 }
 
 // Many sequences of one block share a bias: its gradient is summed by groups of
-// sequences, of any length, and of none where all is hidden.
+// one sequence and of two, some of which or all see nothing.
 TEST(AttentionBias, SummedGradientsOfManySequences) {
   const Contexts contexts({1, 3, 16});
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF64}) {

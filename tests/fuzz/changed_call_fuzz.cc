@@ -90,8 +90,8 @@ void ChangeSomething(CCall& call, Random& random) {
 }
 
 struct Reach {
-  // Bytes from the arena's begin: exact as far as the arena goes, and beyond
-  // 64 bits without end.
+  // Bytes from the arena's begin: exact within the arena, and large enough a
+  // type for what 64 bits cannot hold.
   double low = 0, high = 0;
   bool empty = true;
   bool negative = false;  // a size is

@@ -136,7 +136,7 @@ struct BackwardUse {
   int threads = 1;
 };
 void PlanBackward(const Problem& problem, const simd::Engine& engine,
-                  const BackwardUse& use, BackwardPlan* plan);
+                  const BackwardUse& wanted, BackwardPlan* plan);
 
 }  // namespace fa2::attention
 

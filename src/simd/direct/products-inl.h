@@ -37,7 +37,7 @@ struct DirectProducts : DirectBlocks<T> {
   using Blocks::Row;
   using typename Blocks::D;
   using typename Blocks::V;
-  using Own = std::conditional_t<sizeof(T) == 8, StoredF64, StoredF32>;
+  using Own = StoredAs<T>;
   template <class Stored>
   static constexpr bool kSplits = Blocks::template kSplits<Stored>;
 

@@ -37,6 +37,9 @@ struct StoredBF16 {
 struct StoredF16 {
   using Type = uint16_t;
 };
+// T in memory as it is in registers.
+template <typename T>
+using StoredAs = std::conditional_t<sizeof(T) == 8, StoredF64, StoredF32>;
 
 // The bits of the exponent, which what is not finite has all set.
 constexpr uint32_t ExponentBits(StoredF32) { return 0x7F800000; }

@@ -19,7 +19,7 @@ template <typename T>
 struct RowFunctions {
   using D = hn::ScalableTag<T>;
   using V = hn::Vec<D>;
-  using Own = std::conditional_t<sizeof(T) == 8, StoredF64, StoredF32>;
+  using Own = StoredAs<T>;
 
   template <class Stored>
   static HWY_INLINE V LoadSome(D d, Stored tag, const typename Stored::Type* p,
