@@ -102,18 +102,42 @@ InputArray::InputArray(const char* name, nb::handle object) : name_(name) {
 }
 
 InputArray InputArray::OfTensor(const char* name, nb::handle object) {
-  ExchangedTensor tensor;
+  std::optional<InputArray> array = IfTensor(name, object);
+  return array.has_value() ? *std::move(array) : InputArray(name, object);
+}
+
+std::optional<InputArray> InputArray::IfTensor(const char* name,
+                                               nb::handle object) {
   InputArray array(name);
-  if (object.is_none() || !ReadTensor(object, &tensor) ||
-      tensor.device_type != nb::device::cpu::value ||
-      !ParseDType({tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes},
-                  &array.view_.dtype)) {
-    return InputArray(name, object);
+  if (PyTuple_Check(object.ptr())) {
+    array.SetData(array.TakeDescriptor(object.ptr()));
+    return array;
   }
+  ExchangedTensor tensor;
+  if (object.is_none() || !ReadTensor(object, &tensor) ||
+      tensor.device_type != nb::device::cpu::value) {
+    return std::nullopt;
+  }
+  const nb::dlpack::dtype dtype{tensor.dtype.code, tensor.dtype.bits,
+                                tensor.dtype.lanes};
+  if (!ParseDType(dtype, &array.view_.dtype)) return std::nullopt;
+  // A framework that has tensors of bf16 means integers by those of uint16.
+  if (array.view_.dtype == DType::kBF16 &&
+      tensor.dtype.code != static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat))
+    return std::nullopt;
   array.shape_.assign(tensor.shape, tensor.shape + tensor.ndim);
   array.strides_.assign(tensor.strides, tensor.strides + tensor.ndim);
   array.SetData(static_cast<const char*>(tensor.data) + tensor.byte_offset);
   return array;
+}
+
+bool InputArray::contiguous() const {
+  int64_t dense = 1;
+  for (size_t i = shape_.size(); i-- > 0;) {
+    if (strides_[i] != dense) return false;
+    dense *= shape_[i];
+  }
+  return true;
 }
 
 void InputArray::SetData(const void* data) {
@@ -184,7 +208,7 @@ void InputArray::WrongRank(const char* wanted) const {
 
 // dims[i] is the dimension of the array that becomes dimension i of the view,
 // -1 a dimension of size 1.
-ConstTensorView InputArray::View(const std::vector<int>& dims) const {
+ConstTensorView InputArray::View(const std::array<int, 4>& dims) const {
   ConstTensorView view = view_;
   for (size_t i = 0; i < 4; ++i) {
     const bool own = dims[i] >= 0;
@@ -226,7 +250,7 @@ ConstTensorView InputArray::RowValues(Layout layout) const {
 ConstTensorView InputArray::Leading() const {
   if (!given()) return {};
   if (shape_.size() > 4) WrongRank("of at most 4 dimensions");
-  std::vector<int> dims(4, -1);
+  std::array<int, 4> dims = {-1, -1, -1, -1};
   for (size_t i = 0; i < shape_.size(); ++i) {
     dims[4 - shape_.size() + i] = static_cast<int>(i);
   }

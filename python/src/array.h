@@ -8,7 +8,9 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,10 +39,16 @@ class InputArray {
   // Of a tensor that ReadTensor (tensor_exchange.h) reads, which is taken
   // without its autograd history; else the same. Whoever calls keeps it alive.
   static InputArray OfTensor(const char* name, nb::handle object);
+  // A tensor that ReadTensor reads, or a tuple; nothing, and no exception, for
+  // all else.
+  static std::optional<InputArray> IfTensor(const char* name,
+                                            nb::handle object);
 
   bool given() const { return view_.data != nullptr; }
   DType dtype() const { return view_.dtype; }
   const std::vector<int64_t>& shape() const { return shape_; }
+  // Rows one after the other, in the order of the dimensions, without gaps.
+  bool contiguous() const;
 
   // The array as [B, H, N, D]; 4 dimensions, 3 in layout "thd".
   ConstTensorView Tensor(Layout layout) const;
@@ -62,7 +70,7 @@ class InputArray {
   const void* TakeDescriptor(PyObject* descriptor);
   const void* TakeArray(nb::handle object);
   [[noreturn]] void WrongRank(const char* wanted) const;
-  ConstTensorView View(const std::vector<int>& dims) const;
+  ConstTensorView View(const std::array<int, 4>& dims) const;
 
   const char* name_;
   nb::ndarray<nb::ro> array_;

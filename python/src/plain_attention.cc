@@ -6,8 +6,10 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "fa2/attention.h"
 #include "python/src/array.h"
@@ -26,6 +28,58 @@ AttentionOptions OptionsOf(nb::handle bias, bool causal,
   options.scale = scale;
   options.precision = ParsePrecision(precision);
   return options;
+}
+
+bool IsFloat(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBF16 ||
+         dtype == DType::kF16 || dtype == DType::kF64;
+}
+
+// Whether a mask or bias is broadcast to [batch, heads, Nq, Nk].
+bool MaskFits(nb::handle object, int64_t batch, int64_t heads) {
+  const std::optional<InputArray> mask =
+      InputArray::IfTensor("attn_mask", object);
+  if (!mask.has_value() ||
+      !(mask->dtype() == DType::kBool || IsFloat(mask->dtype()))) {
+    return false;
+  }
+  const std::vector<int64_t>& shape = mask->shape();
+  const size_t rank = shape.size();
+  const auto broadcast = [](int64_t size, int64_t to) {
+    return size == 1 || size == to;
+  };
+  return rank >= 1 && rank <= 4 &&
+         (rank < 4 || broadcast(shape[rank - 4], batch)) &&
+         (rank < 3 || broadcast(shape[rank - 3], heads));
+}
+
+// How the tensors of a call fit the functions below.
+enum Fit {
+  kNoFit,
+  kFits,
+  kFitsOutAsQuery,  // and out is a contiguous tensor of query's shape, as query
+};
+
+int FitOf(nb::handle query, nb::handle key, nb::handle value, nb::handle mask,
+          bool enable_gqa) {
+  const std::optional<InputArray> q = InputArray::IfTensor("query", query);
+  const std::optional<InputArray> k = InputArray::IfTensor("key", key);
+  const std::optional<InputArray> v = InputArray::IfTensor("value", value);
+  if (!q.has_value() || !k.has_value() || !v.has_value()) return kNoFit;
+  if (q->shape().size() != 4 || k->shape().size() != 4 ||
+      v->shape().size() != 4 || !IsFloat(q->dtype()) ||
+      k->dtype() != q->dtype() || v->dtype() != q->dtype()) {
+    return kNoFit;
+  }
+  const int64_t batch = q->shape()[0], heads = q->shape()[1];
+  const int64_t kv_heads = k->shape()[1];
+  if (k->shape()[0] != batch || v->shape()[0] != batch ||
+      v->shape()[1] != kv_heads || !(heads == kv_heads || enable_gqa) ||
+      !(mask.is_none() || MaskFits(mask, batch, heads))) {
+    return kNoFit;
+  }
+  const bool one_depth = v->shape()[3] == q->shape()[3];
+  return one_depth && q->contiguous() ? kFitsOutAsQuery : kFits;
 }
 
 // Of arguments that are tensors, or descriptors of them (array.h).
@@ -73,8 +127,15 @@ void Backward(nb::handle dout, nb::handle q, nb::handle k, nb::handle v,
 void BindPlainAttention(nb::module_& module) {
   using namespace nb::literals;  // NOLINT: the argument names
   module.def("use_tensor_exchange", &UseTensorExchange, "tensor_type"_a,
-             "Whether plain_attention_* take tensors of this type; they take "
+             "parameter_type"_a,
+             "Whether plain_attention_* take tensors of these types; they take "
              "descriptors always.");
+  module.def("plain_attention_fit", &FitOf, "query"_a.none(), "key"_a.none(),
+             "value"_a.none(), "attn_mask"_a.none(), "enable_gqa"_a,
+             "0 unless these are tensors on the CPU that plain_attention_* "
+             "take: [B, H, N, D] of one float dtype, a mask of bool or float "
+             "that is broadcast to [B, H, Nq, Nk]. 2 where out is contiguous "
+             "and has query's shape, else 1.");
   module.def("plain_attention_forward", &Forward, "q"_a, "k"_a, "v"_a,
              "bias"_a.none(), "out"_a, "lse"_a.none(), "causal"_a,
              "scale"_a.none(), "precision"_a, "num_threads"_a.none(),

@@ -19,12 +19,12 @@ struct ExchangeTable {
 constexpr uint32_t kKnownMajor = 1;
 
 // One framework's. Written while the module of that framework is imported.
-PyTypeObject* g_type = nullptr;
+PyTypeObject* g_types[2] = {nullptr, nullptr};
 int (*g_read)(void* object, ExchangedTensor* tensor) = nullptr;
 
 }  // namespace
 
-bool UseTensorExchange(nb::handle tensor_type) {
+bool UseTensorExchange(nb::handle tensor_type, nb::handle parameter_type) {
   for (const char* name :
        {"__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"}) {
     if (!nb::hasattr(tensor_type, name)) continue;
@@ -37,7 +37,9 @@ bool UseTensorExchange(nb::handle tensor_type) {
     }
     if (table->version.major != kKnownMajor || table->read == nullptr) continue;
     // Kept for the life of the process.
-    g_type = reinterpret_cast<PyTypeObject*>(tensor_type.inc_ref().ptr());
+    g_types[0] = reinterpret_cast<PyTypeObject*>(tensor_type.inc_ref().ptr());
+    g_types[1] =
+        reinterpret_cast<PyTypeObject*>(parameter_type.inc_ref().ptr());
     g_read = table->read;
     return true;
   }
@@ -47,7 +49,7 @@ bool UseTensorExchange(nb::handle tensor_type) {
 bool ReadTensor(nb::handle object, ExchangedTensor* tensor) {
   if (g_read == nullptr) return false;
   PyTypeObject* const type = Py_TYPE(object.ptr());
-  if (type != g_type && PyType_IsSubtype(type, g_type) == 0) return false;
+  if (type != g_types[0] && type != g_types[1]) return false;
   if (g_read(object.ptr(), tensor) == 0) return true;
   PyErr_Clear();
   return false;

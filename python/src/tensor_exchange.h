@@ -26,12 +26,14 @@ struct ExchangedTensor {
   uint64_t byte_offset = 0;
 };
 
-// From now on ReadTensor reads objects of this type and those derived from it.
-// Returns whether it can: the type has a table of a version that is known.
-bool UseTensorExchange(nanobind::handle tensor_type);
+// From now on ReadTensor reads objects of these two types. Returns whether it
+// can: the first has a table of a version that is known.
+bool UseTensorExchange(nanobind::handle tensor_type,
+                       nanobind::handle parameter_type);
 
 // Fills *tensor, which is valid as long as the object is; false where that
-// cannot be read here, without an exception.
+// cannot be read here, without an exception: another type, derived ones too, a
+// tensor without memory that strides describe.
 bool ReadTensor(nanobind::handle object, ExchangedTensor* tensor);
 
 }  // namespace fa2::python

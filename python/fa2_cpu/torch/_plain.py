@@ -7,19 +7,20 @@ Python as in the core, and here a third of what it takes there.
 
 from __future__ import annotations
 
-from typing import Optional
+from collections.abc import Iterable
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
 from fa2_cpu import _core
 from fa2_cpu.torch import _derivatives
-from fa2_cpu.torch._compute import AttentionOptions, empty_in_order, named, num_threads, resolve_precision
-from fa2_cpu.torch._tensors import FLOATS, descriptor, unwatched
-
+from fa2_cpu.torch._compute import AttentionOptions, empty_in_order, num_threads, resolve_precision, under_its_name
+from fa2_cpu.torch._tensors import descriptor, has_own_rules, is_readable, recorded, transformed, unwatched
 
 # Tensors as they are where PyTorch has a table of C functions that the core reads them by.
-_EXCHANGED = _core.use_tensor_exchange(Tensor)
+_EXCHANGED = _core.use_tensor_exchange(Tensor, torch.nn.Parameter)
+_AS_QUERY = 2  # what plain_attention_fit says of calls whose out has query's shape and strides
 
 
 def attention(
@@ -38,36 +39,26 @@ def attention(
     """
     if dropout_p != 0.0 or not (scale is None or type(scale) is float):
         return None
-    if query is None or key is None or value is None:
+    if recorded() or transformed() or torch.is_autocast_enabled("cpu"):
         return None
-    tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
-    if not unwatched(tensors) or torch.is_autocast_enabled("cpu"):
-        return None
-    for x in tensors:
-        if not x.is_cpu or x.layout is not torch.strided or x.is_nested or x.is_neg():
+    if not _EXCHANGED:
+        tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+        if has_own_rules(tensors) or not all(map(is_readable, tensors)):
             return None
-    dtype = query.dtype
-    if dtype not in FLOATS or key.dtype is not dtype or value.dtype is not dtype:
-        return None
-    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
-        return None
-    batch, heads, _, depth = query.shape
-    k_batch, k_heads, _, _ = key.shape
-    v_batch, v_heads, _, v_depth = value.shape
-    if not (batch == k_batch == v_batch and k_heads == v_heads and (heads == k_heads or enable_gqa)):
+    fit = _core.plain_attention_fit(*_read(query, key, value, attn_mask), bool(enable_gqa))
+    if not fit or query.is_neg() or key.is_neg() or value.is_neg():
         return None
     differentiable = torch.is_grad_enabled()
-    if attn_mask is not None and (is_causal or not _takes_mask(attn_mask, batch, heads, differentiable)):
+    if attn_mask is not None and (is_causal or attn_mask.is_neg() or (differentiable and attn_mask.requires_grad)):
         return None
     if differentiable and (query.requires_grad or key.requires_grad or value.requires_grad):
-        return PlainAttention.apply(query, key, value, attn_mask, bool(is_causal), scale)
-    return _forward(query, key, value, attn_mask, None, bool(is_causal), scale, v_depth == depth)
+        return PlainAttention.apply(query, key, value, attn_mask, bool(is_causal), scale, fit)
+    return _forward(query, key, value, attn_mask, None, bool(is_causal), scale, fit)
 
 
-def _takes_mask(mask: Tensor, batch: int, heads: int, differentiable: bool) -> bool:
-    if mask.dtype is not torch.bool and (mask.dtype not in FLOATS or (differentiable and mask.requires_grad)):
-        return False
-    return 1 <= mask.dim() <= 4 and within(mask, batch, heads)
+def _read(*tensors: Optional[Tensor]) -> Iterable[Any]:
+    """What the core takes for tensors."""
+    return tensors if _EXCHANGED else map(descriptor, tensors)
 
 
 def within(mask: Tensor, batch: int, heads: int) -> bool:
@@ -88,24 +79,27 @@ def _forward(
     lse: Optional[Tensor],
     causal: bool,
     scale: Optional[float],
-    one_depth: bool,
+    fit: int,
 ) -> Tensor:
-    """out; one_depth says whether rows of q and v have the same length."""
-    out = _empty(q) if one_depth else empty_in_order(q, (*q.shape[:3], v.shape[3]), "bhsd")
-    tensors = (q, k, v, bias, out, lse) if _EXCHANGED else map(descriptor, (q, k, v, bias, out, lse))
+    """out."""
+    out = torch.empty_like(q) if fit == _AS_QUERY else empty_in_order(q, (*q.shape[:3], v.shape[3]), "bhsd")
     precision = resolve_precision("torch", q.dtype)
-    named("fa2::attention", _core.plain_attention_forward, *tensors, causal, scale, precision, num_threads())
+    _run_forward(*_read(q, k, v, bias, out, lse), causal, scale, precision, num_threads())
     return out
+
+
+_run_forward = under_its_name("fa2::attention", _core.plain_attention_forward)
+_run_backward = under_its_name("fa2::attention_backward", _core.plain_attention_backward)
 
 
 class PlainAttention(torch.autograd.Function):
     """The derivative; lse is kept, but is no result."""
 
     @staticmethod
-    def forward(ctx, q, k, v, bias, causal, scale):
+    def forward(ctx, q, k, v, bias, causal, scale, fit):
         dtype = torch.float64 if q.dtype is torch.float64 else torch.float32
         lse = torch.empty(q.shape[:3], dtype=dtype, device=q.device)
-        out = _forward(q, k, v, bias, lse, causal, scale, q.shape[3] == v.shape[3])
+        out = _forward(q, k, v, bias, lse, causal, scale, fit)
         ctx.save_for_backward(q, k, v, bias, out, lse)
         ctx.causal, ctx.scale = causal, scale
         ctx.set_materialize_grads(False)
@@ -114,7 +108,7 @@ class PlainAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout):
         if dout is None:
-            return (None,) * 6
+            return (None,) * 7
         q, k, v, bias, out, lse = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         # With create_graph the gradients are differentiable themselves.
@@ -123,16 +117,12 @@ class PlainAttention(torch.autograd.Function):
             none = (None,) * 5  # alibi_slopes, sinks, cu_seqlens_q, cu_seqlens_k, philox
             flags = [*wanted, False, False, False]
             grads = _derivatives.backward((dout, q, k, v, out, lse, None, bias, *none), options, flags)
-            return (*(g if want else None for g, want in zip(grads, wanted)), None, None, None)
+            return (*(g if want else None for g, want in zip(grads, wanted)), *(None,) * 4)
         dq = _empty(q) if wanted[0] else None
         dk = _empty(k) if wanted[1] else None
         dv = _empty(v) if wanted[2] else None
         if dout.is_neg():
             dout = dout.resolve_neg()
-        tensors = (dout, q, k, v, bias, out, lse, dq, dk, dv)
-        named(
-            "fa2::attention_backward", _core.plain_attention_backward,
-            *(tensors if _EXCHANGED else map(descriptor, tensors)),
-            ctx.causal, ctx.scale, resolve_precision("torch", q.dtype), num_threads(),
-        )  # fmt: skip
-        return dq, dk, dv, None, None, None
+        tensors = _read(dout, q, k, v, bias, out, lse, dq, dk, dv)
+        _run_backward(*tensors, ctx.causal, ctx.scale, resolve_precision("torch", q.dtype), num_threads())
+        return dq, dk, dv, None, None, None, None

@@ -37,12 +37,22 @@ def plain(x: Optional[Tensor]) -> Optional[Tensor]:
     return None if x is None else x.detach().resolve_neg()
 
 
+def is_dense(x: Tensor) -> bool:
+    """Whether x is a dense tensor on the CPU."""
+    return x.is_cpu and x.layout is torch.strided and not x.is_quantized and not x.is_nested
+
+
 def check_dense(name: str, x: Any) -> None:
     """TypeError unless x is a dense tensor on the CPU."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} is of type {type(x).__name__}; it must be a torch.Tensor")
-    if not x.is_cpu or x.layout is not torch.strided or x.is_quantized or x.is_nested:
+    if not is_dense(x):
         check_dense_tensor(name, x)
+
+
+def is_readable(x: Any) -> bool:
+    """Whether descriptor() can describe x as it is."""
+    return isinstance(x, Tensor) and is_dense(x) and x.dtype in _NUMBERS and not x.is_neg()
 
 
 def check_tensor(name: str, x: Any) -> None:
@@ -74,16 +84,24 @@ def has_rules() -> bool:
     return len(levels) <= 2 and levels.count(kinds.Jvp) <= 1 and all(k in (kinds.Grad, kinds.Jvp) for k in levels)
 
 
-def traced(tensors: Iterable[Optional[Tensor]]) -> bool:
-    """Whether something compiles, traces or records operators, or a subclass of Tensor has its own rules for them."""
+def recorded() -> bool:
+    """Whether something compiles, traces or records operators."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return True
-    if torch._C._is_torch_function_mode_enabled() or torch._C._get_tracing_state() is not None:
-        return True
+    return torch._C._is_torch_function_mode_enabled() or torch._C._get_tracing_state() is not None
+
+
+def has_own_rules(tensors: Iterable[Optional[Tensor]]) -> bool:
+    """Whether one is of a subclass of Tensor, which may have its own rules for operators."""
     for x in tensors:
         if x is not None and type(x) is not Tensor and type(x) is not torch.nn.Parameter:
             return True
     return False
+
+
+def traced(tensors: Iterable[Optional[Tensor]]) -> bool:
+    """Whether something compiles, traces or records operators, or a tensor has its own rules for them."""
+    return recorded() or has_own_rules(tensors)
 
 
 def unwatched(tensors: Iterable[Optional[Tensor]]) -> bool:
