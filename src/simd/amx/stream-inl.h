@@ -8,6 +8,7 @@
 #define FA2_SRC_SIMD_AMX_STREAM_INL_H_
 
 #include <algorithm>
+#include <cmath>
 
 #include "src/simd/amx/layout.h"
 #include "src/simd/amx/tile-inl.h"
@@ -105,23 +106,69 @@ HWY_INLINE bool IsPlain(const StreamPart& p) {
   return p.matrix.dtype == DType::kF32 && IsWhole(p);
 }
 
+// The first `count` of 16 elements as f32; the others are not read.
+HWY_INLINE Floats LoadFirst(const float* row, size_t count) {
+  const FloatTag d;
+  return hn::MaskedLoad(hn::FirstN(d, count), d, row);
+}
+template <class Element>  // of 16 bits
+HWY_INLINE Floats LoadFirst(const Element* row, size_t count) {
+  const hn::FixedTag<uint16_t, 16> d;
+  const auto bits = hn::MaskedLoad(hn::FirstN(d, count), d,
+                                   reinterpret_cast<const uint16_t*>(row));
+  return hn::PromoteTo(FloatTag(),
+                       hn::BitCast(hn::FixedTag<Element, 16>(), bits));
+}
+
+// A part whose keys lie side by side, transposed, with -inf for padding.
+template <class Element>
+HWY_INLINE void TakeRows(const StreamPart& p, float* staged) {
+  for (int64_t i = 0; i < 32; i += 16) {
+    for (int64_t j = 0; j < 32; j += 16) {
+      const int64_t keys = std::clamp<int64_t>(p.shape.keys - j, 0, 16);
+      Floats r[16];
+      for (int64_t q = 0; q < 16; ++q) {
+        const Element* const row = static_cast<const Element*>(p.matrix.data) +
+                                   (i + q) * p.matrix.query_stride + j;
+        const auto count =
+            static_cast<size_t>(i + q < p.shape.queries ? keys : 0);
+        const FloatTag d;
+        r[q] = hn::IfThenElse(hn::FirstN(d, count), LoadFirst(row, count),
+                              hn::Set(d, -HUGE_VALF));
+      }
+      Transpose16x16(r);
+      for (int64_t c = 0; c < 16; ++c) {
+        StoreRow(r[c], staged + 32 * (j + c) + i);
+      }
+    }
+  }
+}
+
 HWY_INLINE void TakePart(const ScoreStream& s, int64_t key, int64_t query,
                          float* staged) {
   const StreamPart p(s, key, query);
-  if (!IsPlain(p)) {
-    s.staging->stage_bias(p.matrix, p.shape, staged);
-    return;
-  }
-  const float* in = static_cast<const float*>(p.matrix.data);
-  for (int i = 0; i < 32; i += 16) {
-    for (int j = 0; j < 32; j += 16) {
-      Floats v[16];
-      LoadColumns(in + i * p.matrix.query_stride + j, 4 * p.matrix.query_stride,
-                  v);
-      for (int c = 0; c < 16; ++c) {
-        StoreRow(v[c], staged + 32 * (j + c) + i);
+  if (IsPlain(p)) {
+    const float* in = static_cast<const float*>(p.matrix.data);
+    for (int i = 0; i < 32; i += 16) {
+      for (int j = 0; j < 32; j += 16) {
+        Floats v[16];
+        LoadColumns(in + i * p.matrix.query_stride + j,
+                    4 * p.matrix.query_stride, v);
+        for (int c = 0; c < 16; ++c) {
+          StoreRow(v[c], staged + 32 * (j + c) + i);
+        }
       }
     }
+  } else if (p.matrix.key_stride != 1) {
+    s.staging->stage_bias(p.matrix, p.shape, staged);
+  } else if (p.matrix.dtype == DType::kBF16) {
+    TakeRows<hwy::bfloat16_t>(p, staged);
+  } else if (p.matrix.dtype == DType::kF16) {
+    TakeRows<hwy::float16_t>(p, staged);
+  } else if (p.matrix.dtype == DType::kF32) {
+    TakeRows<float>(p, staged);
+  } else {
+    s.staging->stage_bias(p.matrix, p.shape, staged);
   }
 }
 
