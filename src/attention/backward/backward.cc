@@ -313,8 +313,7 @@ struct BackwardPass {
     PlanBackward(problem, engine, use, plan);
   }
   static bool IsOneStep(const Problem& problem, const Plan& plan) {
-    // A bias is looked through before.
-    return plan.head_batches.alone && !problem.options.bias.given();
+    return plan.head_batches.alone && BiasTiles::ScannedByLeader(problem);
   }
   static void Execute(BackwardState& call, Team& team) {
     call.buffers.Clear();

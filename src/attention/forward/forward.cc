@@ -274,8 +274,7 @@ struct ForwardPass {
     PlanForward(problem, engine, threads, plan);
   }
   static bool IsOneStep(const Problem& problem, const Plan& plan) {
-    // A bias is looked through before.
-    return plan.head_batches.alone && !problem.options.bias.given();
+    return plan.head_batches.alone && BiasTiles::ScannedByLeader(problem);
   }
   static void Execute(ForwardState& call, Team& team) {
     call.buffers.Clear();

@@ -5,6 +5,30 @@
 #include <atomic>
 
 namespace fa2::attention {
+namespace {
+
+// Tiles that one thread looks at in the time that a step of 16 threads takes,
+// 2 us.
+constexpr int64_t kFewTiles = 256;
+
+int64_t TilesOf(const Problem& problem) {
+  const ConstTensorView& bias = problem.options.bias;
+  return bias.sizes[0] * bias.sizes[1] *
+         CeilDiv(bias.sizes[2], simd::kTileQueries) *
+         CeilDiv(problem.k.sizes[2], simd::kTileKeys);
+}
+
+// Whether a scan may tell something, see BiasTiles::known.
+bool IsScanned(const Problem& problem) {
+  const ConstTensorView& bias = problem.options.bias;
+  if (!bias.given()) return false;
+  const int64_t rows = bias.sizes[0] * bias.sizes[1] * bias.sizes[2];
+  const int64_t all_rows =
+      problem.q.sizes[0] * problem.q_heads * problem.q.sizes[2];
+  return bias.dtype == DType::kBool || rows < all_rows;
+}
+
+}  // namespace
 
 simd::ScoreMatrix MatrixOf(const ConstTensorView& view, int64_t batch,
                            int64_t head, int64_t query, int64_t key) {
@@ -37,18 +61,18 @@ BiasTiles::BiasTiles(const Problem& problem, bool wants_gradient,
                      int64_t targets, threading::ScratchLayout* layout)
     : problem_(problem),
       scan_(wants_gradient ? nullptr : simd::MaskScanFor(targets)) {
+  if (!IsScanned(problem)) return;
   const ConstTensorView& bias = problem.options.bias;
-  if (!bias.given()) return;
-  const int64_t rows = bias.sizes[0] * bias.sizes[1] * bias.sizes[2];
-  const int64_t all_rows =
-      problem.q.sizes[0] * problem.q_heads * problem.q.sizes[2];
-  if (bias.dtype != DType::kBool && rows >= all_rows) return;
   plane_heads_ = bias.sizes[1];
   planes_ = bias.sizes[0] * bias.sizes[1];
   query_tiles_ = CeilDiv(bias.sizes[2], simd::kTileQueries);
   key_tiles_ = CeilDiv(problem.k.sizes[2], simd::kTileKeys);
-  states_ = layout->Take<simd::TileState>(
-      static_cast<size_t>(planes_ * query_tiles_ * key_tiles_));
+  states_ =
+      layout->Take<simd::TileState>(static_cast<size_t>(TilesOf(problem)));
+}
+
+bool BiasTiles::ScannedByLeader(const Problem& problem) {
+  return !IsScanned(problem) || TilesOf(problem) <= kFewTiles;
 }
 
 simd::ScoreMatrix BiasTiles::From(int64_t tile_row, int64_t key,
@@ -78,13 +102,22 @@ void BiasTiles::ScanBias(int64_t tile_row) const {
   }
 }
 
+template <class Body>
+void BiasTiles::ForTileRows(threading::Team& team, const Body& body) const {
+  const int64_t tile_rows = planes_ * query_tiles_;
+  if (ScannedByLeader(problem_)) {
+    for (int64_t tile_row = 0; tile_row < tile_rows; ++tile_row) body(tile_row);
+  } else {
+    team.For(tile_rows, [&](int64_t tile_row, int) { body(tile_row); });
+  }
+}
+
 void BiasTiles::Scan(threading::Team& team) {
   if (!known()) return;
-  const int64_t tile_rows = planes_ * query_tiles_;
   is_mask_ = false;
   if (scan_ != nullptr) {
     std::atomic<bool> mask{true};
-    team.For(tile_rows, [&](int64_t tile_row, int) {
+    ForTileRows(team, [&](int64_t tile_row) {
       if (mask.load(std::memory_order_relaxed) && !ScanMask(tile_row)) {
         mask.store(false, std::memory_order_relaxed);
       }
@@ -92,7 +125,7 @@ void BiasTiles::Scan(threading::Team& team) {
     is_mask_ = mask.load(std::memory_order_relaxed);
   }
   if (is_mask_) return;
-  team.For(tile_rows, [&](int64_t tile_row, int) { ScanBias(tile_row); });
+  ForTileRows(team, [&](int64_t tile_row) { ScanBias(tile_row); });
 }
 
 const simd::TileState* BiasTiles::Row(int64_t sequence, int64_t head,

@@ -32,6 +32,10 @@ class BiasTiles {
   BiasTiles(const Problem& problem, bool wants_gradient, int64_t targets,
             threading::ScratchLayout* layout);
 
+  // Whether Scan, of a bias like the problem's, calls no step of the team:
+  // there are so few tiles that the leader looks at them itself.
+  static bool ScannedByLeader(const Problem& problem);
+
   // Boolean masks are always scanned; a float bias when several heads share it
   // (a bias of its own for every head is read once a pass anyway, and blocks of
   // -inf are noticed then).
@@ -49,6 +53,9 @@ class BiasTiles {
   const simd::TileState* Row(int64_t sequence, int64_t head, int64_t q) const;
 
  private:
+  // Calls body(tile_row) for each.
+  template <class Body>
+  void ForTileRows(threading::Team& team, const Body& body) const;
   // The states of a row of tiles of a mask; false as soon as it turns out to be
   // none.
   bool ScanMask(int64_t tile_row) const;
