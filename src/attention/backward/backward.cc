@@ -291,6 +291,7 @@ void SpreadNonFinite(const BackwardState& call, Team& team) {
 struct BackwardPass {
   using Args = AttentionBackwardArgs;
   using Plan = BackwardPlan;
+  using Use = BackwardUse;
   using State = BackwardState;
   static constexpr const char* kName = "attention_backward";
   // S, dP, dV, dQ and dK.
@@ -300,16 +301,20 @@ struct BackwardPass {
   static Status Check(const Args& args, Problem* problem) {
     return CheckBackward(args, problem);
   }
-  static void MakePlan(const Args& args, const Problem& problem,
-                       const simd::Engine& engine, int threads, Plan* plan) {
+  static Use UseOf(const Args& args, const Problem& problem,
+                   const simd::Engine& engine, int threads) {
     const BiasGradientUse dbias =
         UseOfBiasGradient(args.dbias, problem, engine);
-    BackwardUse use;
+    Use use;
     use.share_batch = dbias.shares_batch;
     use.share_heads = dbias.shares_heads;
     use.sum_blocks = dbias.has_elements;
     use.fixed_blocks = dbias.sums_blocks || args.dalibi_slopes.given();
     use.threads = threads;
+    return use;
+  }
+  static void MakePlan(const Problem& problem, const simd::Engine& engine,
+                       const Use& use, Plan* plan) {
     PlanBackward(problem, engine, use, plan);
   }
   static bool IsOneStep(const Problem& problem, const Plan& plan) {

@@ -158,8 +158,13 @@ Status CheckInputs(const ConstTensorView& q, const ConstTensorView& k,
   FA2_RETURN_IF_ERROR(CheckScoreInputs(*p));
   FA2_RETURN_IF_ERROR(p->blocks.Set(options.block_mask,
                                     {q.sizes[0], hq, q.sizes[2], k.sizes[2]}));
+  const bool alike = !p->variable_length && !p->blocks.given();
+  const Sequence* before = nullptr;
   for (Sequence& s : p->sequences) {
-    s.pairs = p->Pairs(s, {0, hq}, {0, s.nq()}, {0, s.nk()});
+    s.pairs = alike && before != nullptr
+                  ? before->pairs
+                  : p->Pairs(s, {0, hq}, {0, s.nq()}, {0, s.nk()});
+    before = &s;
   }
   // What a stride of 0 repeats is shared, as what has one element is.
   ConstTensorView& bias = p->options.bias;

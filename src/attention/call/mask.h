@@ -36,6 +36,11 @@ class Mask {
     }
   }
 
+  bool operator==(const Mask& other) const {
+    return nq_ == other.nq_ && nk_ == other.nk_ && lower_ == other.lower_ &&
+           upper_ == other.upper_;
+  }
+
   int64_t nq() const { return nq_; }
   int64_t nk() const { return nk_; }
 

@@ -9,6 +9,7 @@
 #include <cstddef>
 
 #include "src/attention/call/problem.h"
+#include "src/attention/call/remembered_plans.h"
 #include "src/checks/return_if_error.h"
 #include "src/context/call_log.h"
 #include "src/context/context_impl.h"
@@ -48,19 +49,20 @@ struct PassState : Inputs {
   Buffers buffers;
 };
 
-// Pass names the types Args and Plan of a pass and its State, a PassState; how
+// Pass names the types Args and Plan of a pass, Use, what a plan depends on
+// beside the problem and the engine, and its State, a PassState; how
 // arguments are checked and planned; what is done; and for the log a name and
 // the multiply-adds of a pair of a query and a key:
 //   kName, int64_t Depth(const Problem&);
 //   Status Check(const Args&, Problem*);
-//   void MakePlan(const Args&, const Problem&, const simd::Engine&,
-//                 int threads, Plan*);
+//   Use UseOf(const Args&, const Problem&, const simd::Engine&, int threads);
+//   void MakePlan(const Problem&, const simd::Engine&, const Use&, Plan*);
 //   bool IsOneStep(const Problem&, const Plan&);
 //   void Execute(State&, threading::Team&);
 // where IsOneStep says that the team is called once, but for NaN and infinity.
 // FewQueries is the same pass by products with keys as they lie, with Plan,
-// State, MakePlan, IsOneStep and Execute of its own, for the calls that it
-// takes:
+// Use, State, UseOf, MakePlan, IsOneStep and Execute of its own, for the calls
+// that it takes:
 //   bool Takes(const Args&, const Problem&, const simd::Engine&);
 template <class Pass, class FewQueries>
 class PassCall {
@@ -77,9 +79,9 @@ class PassCall {
       Context::Impl& impl = context->impl();
       FA2_RETURN_IF_ERROR(call.Prepare(args, impl));
       FA2_RETURN_IF_ERROR(
-          call.few_queries_
-              ? call.template Execute<FewQueries>(args, call.few_plan_, impl)
-              : call.template Execute<Pass>(args, call.plan_, impl));
+          call.few_plan_ != nullptr
+              ? call.template Execute<FewQueries>(args, *call.few_plan_, impl)
+              : call.template Execute<Pass>(args, *call.plan_, impl));
       if (log.on()) call.Write(log, args.q.dtype, impl);
       return Status::Ok();
     });
@@ -90,10 +92,11 @@ class PassCall {
       PassCall call;
       Context::Impl& impl = context->impl();
       FA2_RETURN_IF_ERROR(call.Prepare(args, impl));
-      *bytes = call.few_queries_
-                   ? call.template WorkspaceBytes<FewQueries>(
-                         args, call.few_plan_, impl)
-                   : call.template WorkspaceBytes<Pass>(args, call.plan_, impl);
+      *bytes =
+          call.few_plan_ != nullptr
+              ? call.template WorkspaceBytes<FewQueries>(args, *call.few_plan_,
+                                                         impl)
+              : call.template WorkspaceBytes<Pass>(args, *call.plan_, impl);
       return Status::Ok();
     });
   }
@@ -107,13 +110,26 @@ class PassCall {
                             problem_.most_keys(), problem_.most_queries(),
                             std::max(problem_.head_dim, problem_.value_dim)});
     const int threads = impl.pool().num_threads();
-    few_queries_ = FewQueries::Takes(args, problem_, *engine_);
-    if (few_queries_) {
-      FewQueries::MakePlan(args, problem_, *engine_, threads, &few_plan_);
+    plan_ = nullptr;
+    few_plan_ = nullptr;
+    if (FewQueries::Takes(args, problem_, *engine_)) {
+      few_plan_ = &PlanOf<FewQueries>(args, threads, &few_plans_);
     } else {
-      Pass::MakePlan(args, problem_, *engine_, threads, &plan_);
+      plan_ = &PlanOf<Pass>(args, threads, &plans_);
     }
     return Status::Ok();
+  }
+
+  template <class Chosen>
+  using Plans = RememberedPlans<typename Chosen::Use, typename Chosen::Plan>;
+
+  template <class Chosen>
+  const typename Chosen::Plan& PlanOf(const Args& args, int threads,
+                                      Plans<Chosen>* plans) const {
+    const auto use = Chosen::UseOf(args, problem_, *engine_, threads);
+    return plans->Of(problem_, *engine_, use, [&](typename Chosen::Plan* plan) {
+      Chosen::MakePlan(problem_, *engine_, use, plan);
+    });
   }
 
   template <class Chosen>
@@ -155,15 +171,17 @@ class PassCall {
     const double products =
         problem_.pairs() * static_cast<double>(problem_.q_heads);
     log.Write({Pass::kName, ShapeOf(problem_), NameOf(dtype), engine_->name,
-               few_queries_ ? few_plan_.workers : plan_.workers,
+               few_plan_ != nullptr ? few_plan_->workers : plan_->workers,
                impl.pool().name(),
                2 * products * static_cast<double>(Pass::Depth(problem_))});
   }
 
   Problem problem_;
-  typename Pass::Plan plan_;
-  typename FewQueries::Plan few_plan_;
-  bool few_queries_ = false;
+  Plans<Pass> plans_;
+  Plans<FewQueries> few_plans_;
+  // Of the call: one of them.
+  const typename Pass::Plan* plan_ = nullptr;
+  const typename FewQueries::Plan* few_plan_ = nullptr;
   const simd::Engine* engine_ = nullptr;
 };
 

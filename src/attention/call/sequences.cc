@@ -90,8 +90,9 @@ Status FindSequences(Problem* p) {
   if (!p->variable_length) {
     p->max_nq = p->q.sizes[2];
     p->max_nk = p->k.sizes[2];
+    const Mask mask(o, p->max_nq, p->max_nk);
     for (int64_t b = 0; b < p->q.sizes[0]; ++b) {
-      p->sequences.push_back({b, 0, 0, Mask(o, p->max_nq, p->max_nk)});
+      p->sequences.push_back({b, 0, 0, mask});
     }
     return ApplyGivenExtents(p);
   }

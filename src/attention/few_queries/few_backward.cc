@@ -353,8 +353,8 @@ bool FewQueriesBackward::Takes(const Args& args, const Problem& problem,
          HasFewQueries(problem, engine);
 }
 
-void FewQueriesBackward::MakePlan(const Args& /*args*/, const Problem& problem,
-                                  const simd::Engine& /*engine*/, int threads,
+void FewQueriesBackward::MakePlan(const Problem& problem,
+                                  const simd::Engine& /*engine*/, Use threads,
                                   Plan* plan) {
   PlanFewQueries(problem, /*all_keys=*/true, threads, plan);
 }

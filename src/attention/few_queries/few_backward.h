@@ -64,13 +64,18 @@ using FewBackwardState = PassState<FewBackwardInputs, FewBackwardBuffers>;
 struct FewQueriesBackward {
   using Args = AttentionBackwardArgs;
   using Plan = FewQueriesPlan;
+  using Use = int;  // threads
   using State = FewBackwardState;
   // Not where dbias sums over what it broadcasts, or gradients of scores are
   // wanted that a softcap has not changed yet.
   static bool Takes(const Args& args, const Problem& problem,
                     const simd::Engine& engine);
-  static void MakePlan(const Args& args, const Problem& problem,
-                       const simd::Engine& engine, int threads, Plan* plan);
+  static Use UseOf(const Args& /*args*/, const Problem& /*problem*/,
+                   const simd::Engine& /*engine*/, int threads) {
+    return threads;
+  }
+  static void MakePlan(const Problem& problem, const simd::Engine& engine,
+                       Use threads, Plan* plan);
   static bool IsOneStep(const Problem& /*problem*/, const Plan& /*plan*/) {
     return true;
   }

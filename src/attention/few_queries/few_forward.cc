@@ -199,8 +199,8 @@ bool FewQueriesForward::Takes(const Args& /*args*/, const Problem& problem,
   return HasFewQueries(problem, engine);
 }
 
-void FewQueriesForward::MakePlan(const Args& /*args*/, const Problem& problem,
-                                 const simd::Engine& /*engine*/, int threads,
+void FewQueriesForward::MakePlan(const Problem& problem,
+                                 const simd::Engine& /*engine*/, Use threads,
                                  Plan* plan) {
   PlanFewQueries(problem, /*all_keys=*/false, threads, plan);
 }

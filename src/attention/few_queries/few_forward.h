@@ -60,11 +60,16 @@ using FewForwardState = PassState<FewForwardInputs, FewForwardBuffers>;
 struct FewQueriesForward {
   using Args = AttentionForwardArgs;
   using Plan = FewQueriesPlan;
+  using Use = int;  // threads
   using State = FewForwardState;
   static bool Takes(const Args& args, const Problem& problem,
                     const simd::Engine& engine);
-  static void MakePlan(const Args& args, const Problem& problem,
-                       const simd::Engine& engine, int threads, Plan* plan);
+  static Use UseOf(const Args& /*args*/, const Problem& /*problem*/,
+                   const simd::Engine& /*engine*/, int threads) {
+    return threads;
+  }
+  static void MakePlan(const Problem& problem, const simd::Engine& engine,
+                       Use threads, Plan* plan);
   static bool IsOneStep(const Problem& /*problem*/, const Plan& /*plan*/) {
     return true;
   }

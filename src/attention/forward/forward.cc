@@ -261,6 +261,7 @@ void ProcessHeadBatch(const ForwardState& call, const ForwardBatch& batch,
 struct ForwardPass {
   using Args = AttentionForwardArgs;
   using Plan = ForwardPlan;
+  using Use = int;  // threads
   using State = ForwardState;
   static constexpr const char* kName = "attention_forward";
   static int64_t Depth(const Problem& problem) {
@@ -269,8 +270,12 @@ struct ForwardPass {
   static Status Check(const Args& args, Problem* problem) {
     return CheckForward(args, problem);
   }
-  static void MakePlan(const Args& /*args*/, const Problem& problem,
-                       const simd::Engine& engine, int threads, Plan* plan) {
+  static Use UseOf(const Args& /*args*/, const Problem& /*problem*/,
+                   const simd::Engine& /*engine*/, int threads) {
+    return threads;
+  }
+  static void MakePlan(const Problem& problem, const simd::Engine& engine,
+                       Use threads, Plan* plan) {
     PlanForward(problem, engine, threads, plan);
   }
   static bool IsOneStep(const Problem& problem, const Plan& plan) {

@@ -134,6 +134,12 @@ struct BackwardUse {
   // Results depend on the sizes of blocks: they must not go by the threads.
   bool fixed_blocks = false;
   int threads = 1;
+
+  bool operator==(const BackwardUse& other) const {
+    return share_batch == other.share_batch &&
+           share_heads == other.share_heads && sum_blocks == other.sum_blocks &&
+           fixed_blocks == other.fixed_blocks && threads == other.threads;
+  }
 };
 void PlanBackward(const Problem& problem, const simd::Engine& engine,
                   const BackwardUse& wanted, BackwardPlan* plan);
