@@ -38,7 +38,7 @@ if [[ ! -e $sysroot/complete ]]; then
        -o APT::Sandbox::User=)
   "${apt[@]}" update </dev/null || true  # a mirror lacks an index: what of it is needed, the download tells
   (cd "$lists/archives" && "${apt[@]}" download libhwy-dev '^libhwy1(t64)?$' libtbb-dev libtbb12 libtbbmalloc2 \
-    libtbbbind-2-5 libgtest-dev googletest nlohmann-json3-dev </dev/null)
+    libtbbbind-2-5 libgtest-dev googletest nlohmann-json3-dev libcli11-dev libfmt-dev '^libfmt[0-9]+$' </dev/null)
   for package in "$lists"/archives/*.deb; do dpkg-deb -x "$package" "$sysroot"; done
   rm -rf "$lists"
   touch "$sysroot/complete"
