@@ -234,6 +234,9 @@ struct Engine {
   // What packing kScoreLeft and kGradLeft makes of rows of the accumulator's
   // type are those rows: both passes take them as they lie.
   bool rows_as_they_lie = false;
+  // Forward blocks take K of bf16 as it lies where the head dim is a multiple
+  // of this and all keys fill whole panels; 0: never.
+  int64_t lying_depth = 0;
   // A backward block gives the bits that parts of its keys or queries would
   // give in turn: every sum goes on from the accumulator's value, row by row.
   // And a forward block those that parts of its queries would give.

@@ -150,6 +150,17 @@ TEST(AttentionNonfinite, OfKeysAsTheyLie) {
   }
 }
 
+// K alone: whole panels of bf16.
+TEST(AttentionNonfinite, OfKAsItLies) {
+  for (const int64_t nk : {64, 320}) {
+    AttentionCase c = BaseCase(DType::kBF16);
+    c.nq = 40;
+    c.nk = nk;
+    c.head_dim = 64;
+    ExpectOfUnpackedKeys(c);
+  }
+}
+
 TEST(AttentionNonfinite, InfinityReachesWhatDependsOnIt) {
   const Contexts contexts({2});
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {

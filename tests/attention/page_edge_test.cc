@@ -106,6 +106,44 @@ TEST(AttentionPageEdge, SeveralBlocks) {
   RunCases(Placement::kBeginsAtPage, 7000000, CasesOf(4), options);
 }
 
+// Keys of bf16 that fill whole panels, which the forward on AMX takes as they
+// lie, and which do not.
+TEST(AttentionPageEdge, KeysOfWholePanels) {
+  for (const Placement placement :
+       {Placement::kEndsAtPage, Placement::kBeginsAtPage}) {
+    const PlacementOfBuffers placed(placement);
+    const Contexts contexts({1, 3});
+    for (const int64_t nk : {32, 288, 80}) {
+      for (const int64_t head_dim : {32, 96, 160, 128}) {
+        if (CasesOfSixteen() < 16 && head_dim > 96) continue;
+        for (const int option : {0, 1, 2, 3, 4}) {
+          AttentionCase c;
+          c.dtype = DType::kBF16;
+          c.batch = 2;
+          c.heads = 4;
+          c.kv_heads = option == 0 ? 4 : 2;
+          c.nq = option == 1 ? 128 : 37;
+          c.nk = nk;
+          c.head_dim = head_dim;
+          c.value_dim = 40;
+          if (option == 1) c.causal = Causal::kBottomRight;
+          if (option == 2) c.alibi = true;
+          if (option == 3) {
+            c.bias = DType::kBF16;
+            c.bias_masked = 0.3;
+          }
+          if (option == 4) {
+            c.batch = 1;
+            c.lengths_q = {33, 0, 5, 20};
+            c.lengths_k = {nk, 32, 0, 64};
+          }
+          ExpectAttention(c, contexts.list());
+        }
+      }
+    }
+  }
+}
+
 // What ALiBi keeps of each head's rows, where slopes are so steep that it looks
 // at it: more sequences than heads, more heads than sequences, packed ones.
 TEST(AttentionPageEdge, SteepSlopes) {

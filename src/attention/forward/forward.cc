@@ -38,8 +38,10 @@ void PackK(const ForwardState& call, const ForwardWorker& worker,
   if (!AnyListed(call, keys)) return;
   const simd::Rows k =
       worker.rows.Read(call.problem.k, KeyTensorRows(call.problem, keys));
-  call.engine.pack(Role::kScoreLeft, k, keys.padded, false,
-                   worker.batch->K(id));
+  if (!call.plan.k_as_it_lies) {
+    call.engine.pack(Role::kScoreLeft, k, keys.padded, false,
+                     worker.batch->K(id));
+  }
   call.buffers.alibi_reach.SeeKeys(keys, k);
 }
 
@@ -188,6 +190,12 @@ bool ProcessPairs(const ForwardState& call, ForwardWorker& worker,
     } else {
       block.k_score = worker.batch->K(keys);
       block.v_grad = worker.batch->V(keys);
+      if (call.plan.k_as_it_lies) {
+        const simd::Rows k = worker.rows.Read(
+            call.problem.k, KeyTensorRows(call.problem, pair.keys));
+        block.k_score = k.data;
+        block.k_stride = k.stride;
+      }
     }
     worker.ahead.TakeShare(&block.ahead);
     block.scratch = worker.engine_scratch;

@@ -106,6 +106,7 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
                        !problem.options.alibi_slopes.given();
   plan->keys_as_they_lie =
       plan->keys_in_turn && TakeKeysAsTheyLie(problem, engine);
+  plan->k_as_it_lies = TakeKAsItLies(problem, engine);
   const bool as_large_as_liked = plan->head_batches.threads(threads) == 1 &&
                                  engine.bitwise_block_invariant;
   int64_t wanted = 1;

@@ -47,7 +47,8 @@ struct ForwardPlan {
   bool keys_in_turn = false;
   // And where packing would only copy its rows, takes them as they lie.
   bool keys_as_they_lie = false;
-  int64_t keys_ahead = 0;  // of the next head, at most, that are read ahead
+  bool k_as_it_lies = false;  // K alone, whoever packs V
+  int64_t keys_ahead = 0;     // of the next head, at most, that are read ahead
 
   // Those of key_blocks that are of a head batch's sequences.
   Interval KeyBlocks(const HeadBatch& batch) const {

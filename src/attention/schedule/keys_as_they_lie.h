@@ -12,6 +12,10 @@ namespace fa2::attention {
 // pay.
 bool TakeKeysAsTheyLie(const Problem& problem, const simd::Engine& engine);
 
+// Whether the forward takes K from the tensor as it lies, by an engine that
+// packs V: dense rows that fill whole panels, and few enough queries of a head.
+bool TakeKAsItLies(const Problem& problem, const simd::Engine& engine);
+
 }  // namespace fa2::attention
 
 #endif  // FA2_SRC_ATTENTION_SCHEDULE_KEYS_AS_THEY_LIE_H_

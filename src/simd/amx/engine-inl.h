@@ -69,6 +69,7 @@ const Engine* MakeAmxEngine(const char* name) {
     e.direct_queries = Variant::kInputTerms == 1 ? 4 : 10;
     e.direct_rows = Variant::kInputTerms == 1 ? 8 : 12;
     e.grad_left_is_score_left = false;
+    e.lying_depth = Variant::kInputTerms == 1 ? 32 : 0;
     e.bitwise_block_invariant = true;
     e.dropout_bits = true;
     e.streams_scores = true;

@@ -45,6 +45,8 @@ class ForwardPass {
         keys_(block.keys / 32),
         queries_(block.queries / 32),
         dt_(amx::DepthTiles(block.head_dim)),
+        key_tiles_(block.k_stride == 0 ? KeyTiles::Packed(dt_)
+                                       : KeyTiles::Lying(block.k_stride)),
         chunk_(amx::ChunkPanels(block.value_dim)),
         v_(block),
         scratch_(block.scratch, queries_),
@@ -233,8 +235,10 @@ class ForwardPass {
   template <FusedMode kMode, int kRows>
   HWY_INLINE void ScoresOf(const Strip& strip, int64_t i, const ExpBlock& e) {
     const int64_t panel = 2 * dt_ * kIn * kTileBytes;
+    const int64_t key_panel = b_.k_stride == 0 ? panel : 64 * b_.k_stride;
     ForwardScoreStep<Variant, kSteps, kMode, kRows>(
-        static_cast<const uint8_t*>(b_.k_score) + strip.key[i] * panel,
+        static_cast<const uint8_t*>(b_.k_score) + strip.key[i] * key_panel,
+        key_tiles_,
         static_cast<const uint8_t*>(b_.q_score) + strip.query * panel, dt_,
         maxima_.ScoreTile(i), pending_, exp_, e);
   }
@@ -375,6 +379,7 @@ class ForwardPass {
   const ForwardBlock& b_;
   const int64_t keys_, queries_;  // panels
   const int64_t dt_;
+  const KeyTiles key_tiles_;
   const int64_t chunk_;
   const ForwardValues<Variant> v_;
   const Scratch scratch_;

@@ -24,6 +24,21 @@ using ScoreRowOrder = RowOrder<kRows, kSteps == 0   ? 0
                                       : kSteps >= 8 ? 1
                                                     : kRows / (4 * kSteps)>;
 
+// Where the tiles of a panel of K are, of one term: bytes between the rows of a
+// tile, from the lower half of the keys to the upper, and from step to step.
+struct KeyTiles {
+  int64_t row, half, step;
+
+  // Packed, with so many steps; as rows of bf16 that are `stride` elements
+  // apart (ForwardBlock::k_stride).
+  static KeyTiles Packed(int64_t steps) {
+    return {64, steps * kTileBytes, kTileBytes};
+  }
+  static KeyTiles Lying(int64_t stride) {
+    return {2 * stride, 32 * stride, 64};
+  }
+};
+
 // S = K Q^T of a sub-block into the registers (stored by the next product),
 // with the exponentials of kRows row pairs of `b` between the tile products
 // unless kMode is kNone.
@@ -36,6 +51,7 @@ struct ForwardScoreLoop {
   static constexpr int kStepSlots = Pairs::kCount * 4;
 
   const uint8_t* k;
+  const KeyTiles& tiles;
   const uint8_t* q;
   int64_t steps;
   const PendingSquare pending;
@@ -71,17 +87,20 @@ struct ForwardScoreLoop {
   HWY_INLINE void Pair(int64_t step, RowWork& r) const {
     constexpr TermPair kTerm = Pairs::Get(kPair);
     const int64_t half = (kSteps > 0 ? kSteps : steps) * kTileBytes;
-    const uint8_t* a = k + 2 * kTerm.left * half + step * kTileBytes;
+    // Several terms are packed.
+    const KeyTiles at =
+        kTerms == 1 ? tiles : KeyTiles{64, half, int64_t{kTileBytes}};
+    const uint8_t* a = k + 2 * kTerm.left * half + step * at.step;
     const uint8_t* right = q + 2 * kTerm.right * half + step * kTileBytes;
     if constexpr (Pairs::LoadsLeft(kPair)) {
-      Tiles::template LoadStreaming<4>(a, 64);
+      Tiles::template LoadStreaming<4>(a, at.row);
     }
     if constexpr (Pairs::LoadsRight(kPair)) {
       Tiles::template Load<6>(right, 64);
       Tiles::template Load<7>(right + half, 64);
     }
     if constexpr (Pairs::LoadsLeft(kPair)) {
-      Tiles::template LoadStreaming<5>(a + half, 64);
+      Tiles::template LoadStreaming<5>(a + at.half, at.row);
     }
     const RowsBetween<kPair * 4> between{*this, step, r};
     if (kPair == 0 && step == 0) {
@@ -118,8 +137,8 @@ struct ForwardScoreLoop {
 };
 
 template <class Variant, int kSteps, FusedMode kMode, int kRows>
-HWY_NOINLINE void ForwardScoreStep(const uint8_t* k, const uint8_t* q,
-                                   int64_t steps, uint8_t* c,
+HWY_NOINLINE void ForwardScoreStep(const uint8_t* k, const KeyTiles& tiles,
+                                   const uint8_t* q, int64_t steps, uint8_t* c,
                                    PendingSquare& pending,
                                    const ExpState& state, const ExpBlock& b) {
   using Tiles = typename Variant::Tiles;
@@ -134,7 +153,7 @@ HWY_NOINLINE void ForwardScoreStep(const uint8_t* k, const uint8_t* q,
       ExpAll<Variant, kMode, ScoreRowOrder<kSteps, kRows>>(state, b);
     }
   } else {
-    ForwardScoreLoop<Variant, kSteps, kMode, kRows>{k,       q,     steps,
+    ForwardScoreLoop<Variant, kSteps, kMode, kRows>{k,       tiles, q, steps,
                                                     pending, state, b}
         .Run();
   }
