@@ -109,7 +109,8 @@ InputArray InputArray::OfTensor(const char* name, nb::handle object) {
 std::optional<InputArray> InputArray::IfTensor(const char* name,
                                                nb::handle object) {
   InputArray array(name);
-  if (PyTuple_Check(object.ptr())) {
+  if (!UsesTensorExchange()) {
+    if (!PyTuple_Check(object.ptr())) return std::nullopt;
     array.SetData(array.TakeDescriptor(object.ptr()));
     return array;
   }

@@ -39,8 +39,8 @@ class InputArray {
   // Of a tensor that ReadTensor (tensor_exchange.h) reads, which is taken
   // without its autograd history; else the same. Whoever calls keeps it alive.
   static InputArray OfTensor(const char* name, nb::handle object);
-  // A tensor that ReadTensor reads, or a tuple; nothing, and no exception, for
-  // all else.
+  // Of a tensor that ReadTensor reads or, where it reads none, a tuple;
+  // nothing, and no exception, for all else.
   static std::optional<InputArray> IfTensor(const char* name,
                                             nb::handle object);
 

@@ -46,6 +46,8 @@ bool UseTensorExchange(nb::handle tensor_type, nb::handle parameter_type) {
   return false;
 }
 
+bool UsesTensorExchange() { return g_read != nullptr; }
+
 bool ReadTensor(nb::handle object, ExchangedTensor* tensor) {
   if (g_read == nullptr) return false;
   PyTypeObject* const type = Py_TYPE(object.ptr());

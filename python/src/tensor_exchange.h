@@ -31,6 +31,9 @@ struct ExchangedTensor {
 bool UseTensorExchange(nanobind::handle tensor_type,
                        nanobind::handle parameter_type);
 
+// Whether UseTensorExchange has found a table.
+bool UsesTensorExchange();
+
 // Fills *tensor, which is valid as long as the object is; false where that
 // cannot be read here, without an exception: another type, derived ones too, a
 // tensor without memory that strides describe.

@@ -287,6 +287,18 @@ def test_compiled(sdpa, calls, general):
     assert calls.taken == 0
 
 
+@pytest.mark.parametrize("wrong", [None, (1, 2), (0, 0, (1, 1, 1, 1), (1, 1, 1, 1)), [1.0], 3, "q"], ids=str)
+def test_what_is_no_tensor_is_refused(calls, wrong):
+    q, k, v = _qkv()
+    for arguments in ((wrong, k, v), (q, wrong, v), (q, k, wrong)):
+        with pytest.raises(TypeError, match=f"is of type {type(wrong).__name__}; it must be a torch.Tensor"):
+            function(*arguments)
+    if wrong is not None:
+        with pytest.raises(TypeError, match="attn_mask is of type"):
+            function(q, k, v, attn_mask=wrong)
+    assert calls.taken == 0
+
+
 def test_other_calls_keep_the_general_way(sdpa, calls):
     q, k, v = _qkv()
     sdpa(q, k, v, attn_mask=torch.zeros(19, 23, requires_grad=True)).sum().backward()
