@@ -24,6 +24,7 @@
 #include "tests/support/attention_case.h"
 #include "tests/support/attention_run.h"
 #include "tests/support/case_generator.h"
+#include "tests/support/hang_alarm.h"
 #include "tests/support/op_case.h"
 
 namespace fa2::test {
@@ -107,9 +108,7 @@ constexpr int64_t kLeftBehind = 2;
 
 // Adds up what happened.
 void ExpectSurvives(const Call& call, Outcome* total) {
-  // A hang ends the process. Under qemu on a busy machine a sweep takes
-  // minutes.
-  alarm(std::getenv("FA2_UNDER_QEMU") != nullptr ? 1800 : 300);
+  SetHangAlarm();
   for (const auto& buffer : call.outputs) buffer->Snapshot();
   for (const int threads : {1, 2}) {
     for (const Failing failing : {Failing::kOne, Failing::kAllFrom}) {

@@ -15,6 +15,7 @@
 #include "fa2/context.h"
 #include "fa2/training_ops.h"
 #include "tests/support/attention_run.h"
+#include "tests/support/hang_alarm.h"
 #include "tests/support/tensor.h"
 #include "tests/threading/limited_threads.h"
 
@@ -31,8 +32,7 @@ class Refusal : public testing::Test {
       if (dlopen(openmp, RTLD_NOW) == nullptr) GTEST_SKIP() << dlerror();
       pool_ = "openmp";
     }
-    // A hang fails.
-    alarm(std::getenv("FA2_UNDER_QEMU") != nullptr ? 1800 : 300);
+    SetHangAlarm();
   }
   void TearDown() override {
     alarm(0);

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <thread>
@@ -16,6 +15,7 @@
 #include "fa2/context.h"
 #include "tests/support/attention_case.h"
 #include "tests/support/attention_run.h"
+#include "tests/support/hang_alarm.h"
 #include "tests/threading/limited_threads.h"
 
 namespace fa2::test {
@@ -81,8 +81,7 @@ void StartWorkers(Context* context) {
 
 // All were given their threads once, and trust oneTBB, which has started one.
 TEST(WorkerRefusal, CallersThatStartWorkers) {
-  // A hang fails.
-  alarm(std::getenv("FA2_UNDER_QEMU") != nullptr ? 1800 : 300);
+  SetHangAlarm();
   const AttentionCase c = Case();
   const AttentionInputs inputs = MakeInputs(c);
   const AttentionOutputs outputs = MakeOutputs(c, inputs);
