@@ -147,6 +147,7 @@ HWY_INLINE void TakeRows(const StreamPart& p, float* staged) {
 HWY_INLINE void TakePart(const ScoreStream& s, int64_t key, int64_t query,
                          float* staged) {
   const StreamPart p(s, key, query);
+  const bool by_rows = p.matrix.key_stride == 1;
   if (IsPlain(p)) {
     const float* in = static_cast<const float*>(p.matrix.data);
     for (int i = 0; i < 32; i += 16) {
@@ -159,13 +160,11 @@ HWY_INLINE void TakePart(const ScoreStream& s, int64_t key, int64_t query,
         }
       }
     }
-  } else if (p.matrix.key_stride != 1) {
-    s.staging->stage_bias(p.matrix, p.shape, staged);
-  } else if (p.matrix.dtype == DType::kBF16) {
+  } else if (by_rows && p.matrix.dtype == DType::kBF16) {
     TakeRows<hwy::bfloat16_t>(p, staged);
-  } else if (p.matrix.dtype == DType::kF16) {
+  } else if (by_rows && p.matrix.dtype == DType::kF16) {
     TakeRows<hwy::float16_t>(p, staged);
-  } else if (p.matrix.dtype == DType::kF32) {
+  } else if (by_rows && p.matrix.dtype == DType::kF32) {
     TakeRows<float>(p, staged);
   } else {
     s.staging->stage_bias(p.matrix, p.shape, staged);
