@@ -108,12 +108,11 @@ InputArray InputArray::OfTensor(const char* name, nb::handle object) {
 
 std::optional<InputArray> InputArray::IfTensor(const char* name,
                                                nb::handle object) {
-  InputArray array(name);
   if (!UsesTensorExchange()) {
     if (!PyTuple_Check(object.ptr())) return std::nullopt;
-    array.SetData(array.TakeDescriptor(object.ptr()));
-    return array;
+    return InputArray(name, object);
   }
+  InputArray array(name);
   ExchangedTensor tensor;
   if (object.is_none() || !ReadTensor(object, &tensor) ||
       tensor.device_type != nb::device::cpu::value) {
