@@ -121,7 +121,7 @@ TEST(AttentionPageEdge, KeysOfWholePanels) {
           c.dtype = DType::kBF16;
           c.batch = 2;
           c.heads = 4;
-          c.kv_heads = option == 0 ? 4 : 2;
+          c.kv_heads = option <= 1 ? 4 : 2;
           c.nq = option == 1 ? 128 : 37;
           c.nk = nk;
           c.head_dim = head_dim;
