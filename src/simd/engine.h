@@ -116,7 +116,7 @@ struct Block {
   const TileState* tiles = nullptr;
   int64_t tile_stride = 0;
   ScoreOptions score;
-  // What is read after this block. Engines of lanes prefetch it meanwhile.
+  // What is read after this block, prefetched meanwhile.
   PrefetchList ahead;
   // Engine::backward_scratch_bytes or forward_scratch_bytes, 64-byte aligned,
   // private to the call.

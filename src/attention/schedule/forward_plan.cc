@@ -100,8 +100,7 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
                                     query_unit);
                   });
   plan->head_batches.alone =
-      threads > 1 &&
-      TakeHeadsAlone(problem, engine, pairs, operations, whole, threads);
+      threads > 1 && TakeHeadsAlone(problem, engine, pairs, operations, whole, threads);
   plan->keys_in_turn = whole && plan->head_batches.threads(threads) == 1 &&
                        !problem.options.alibi_slopes.given();
   plan->keys_as_they_lie =
@@ -159,6 +158,7 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
       plan->keys_in_turn ? plan->blocks.keys : problem.most_keys();
   SortAlone(&plan->head_batches);
   plan->workers = UsefulWorkers(threads, operations, ItemsAtOnce(*plan));
+  plan->head_batches.read_ahead = ReadsAhead(problem, engine, plan->workers);
 }
 
 }  // namespace fa2::attention

@@ -28,7 +28,9 @@ template <class BatchScratch>
 void SetReadAhead(const HeadBatches& head_batches, bool alone, int64_t next,
                   int64_t end, BatchScratch* batch) {
   batch->alone = alone;
-  batch->next = alone && next < end ? &head_batches.list[next] : nullptr;
+  batch->next = alone && head_batches.read_ahead && next < end
+                    ? &head_batches.list[next]
+                    : nullptr;
 }
 
 // Calls run(team, batch) for every head batch, after batch.heads has been set

@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <iterator>
+#include <numeric>
 
 namespace fa2::attention {
 namespace {
@@ -25,6 +28,18 @@ constexpr double kShortHead = 12e6;
 // to another by way of caches (16 threads, bf16: 16 heads of 64 tokens with D
 // 160 forward 56 -> 49 us, 96 of 128 tokens with D 64 backward 380 -> 343).
 constexpr double kLeastAloneOfInvariant = 1.0;
+
+// What of Q, K, V and O a worker finds in its L2 once it has been there: most
+// of 2 MiB. On AMX a prefetch of what is there costs more than it gives (one
+// thread, 16 heads of 64 tokens, D 160: 1.15 of the time; of what is not, 768
+// of 64 tokens, D 64: 0.92, 3,072 of 32: 0.84 to 0.94).
+constexpr int64_t kFoundInL2 = 3 << 19;
+
+int64_t BytesOf(const ConstTensorView& tensor) {
+  return std::accumulate(std::begin(tensor.sizes), std::end(tensor.sizes),
+                         static_cast<int64_t>(SizeOf(tensor.dtype)),
+                         std::multiplies<int64_t>());
+}
 
 }  // namespace
 
@@ -63,6 +78,14 @@ bool TakeHeadsAlone(const Problem& problem, const simd::Engine& engine,
   if (whole) least = 1.0;  // on lanes
   return longest > 0.0 && each >= least * longest &&
          std::ceil(each / longest) * longest <= kMostOfAlone * each;
+}
+
+bool ReadsAhead(const Problem& problem, const simd::Engine& engine,
+                int workers) {
+  if (!engine.bitwise_block_invariant) return true;
+  // O is as large as Q, or nearly.
+  return 2 * BytesOf(problem.q) + BytesOf(problem.k) + BytesOf(problem.v) >=
+         workers * kFoundInL2;
 }
 
 void CutHeadBatches(const Problem& problem, double pairs, double least,

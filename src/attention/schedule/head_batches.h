@@ -24,7 +24,8 @@ struct HeadBatch {
 
 struct HeadBatches {
   std::vector<HeadBatch> list;
-  bool alone = false;  // a worker each, longest first
+  bool alone = false;       // a worker each, longest first
+  bool read_ahead = false;  // by a worker alone, beside the one before
   // Of `all` threads those that work at one head batch.
   int threads(int all) const { return alone ? 1 : all; }
   // Whether all take as long, in a list that is sorted.
@@ -52,6 +53,11 @@ double LeastHeadBatch(const Problem& problem, double operations, int threads,
 // all sequences; `operations`: of the call; `whole`: a head is one item anyway.
 bool TakeHeadsAlone(const Problem& problem, const simd::Engine& engine,
                     double pairs, double operations, bool whole, int threads);
+
+// Whether a worker alone reads the next head beside the one that it is at, of a
+// call of so many workers.
+bool ReadsAhead(const Problem& problem, const simd::Engine& engine,
+                int workers);
 
 // Adds the head batches of a problem of so many visible pairs to an empty list,
 // of at least `least` each, see LeastHeadBatch, and as equal as may be.

@@ -14,6 +14,7 @@
 #include "src/simd/amx/tile-inl.h"
 #include "src/simd/amx/transpose-inl.h"
 #include "src/simd/engine.h"
+#include "src/simd/math/prefetch-inl.h"
 #include "src/simd/rowwise/staging.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -64,13 +65,13 @@ class StreamFetch {
   HWY_INLINE void Step() {
     if (left_ == 0) return;
     --left_;
-    Fetch(at_);
-    Fetch(at_ + chunk_ - 1);
+    PrefetchL2(at_);
+    PrefetchL2(at_ + chunk_ - 1);
     if (chunk_ > 128) {
       // Four lines, if a row begins with one; without a loop, since this stands
       // in the code in many places.
-      Fetch(at_ + 85);
-      Fetch(at_ + 170);
+      PrefetchL2(at_ + 85);
+      PrefetchL2(at_ + 170);
     }
     at_ += stride_;
     if (++row_ == rows_) {
@@ -83,11 +84,6 @@ class StreamFetch {
   }
 
  private:
-  // Into L2.
-  static HWY_INLINE void Fetch(const char* line) {
-    __builtin_prefetch(line, /*rw=*/0, /*locality=*/2);
-  }
-
   const char* at_ = nullptr;
   int64_t stride_ = 0;  // bytes
   int64_t chunk_ = 0;   // bytes of a row that are prefetched at once

@@ -22,6 +22,7 @@
 #include "src/simd/lane/panel_map-inl.h"
 #include "src/simd/lane/register_block-inl.h"
 #include "src/simd/lane/staggered_blocks-inl.h"
+#include "src/simd/math/prefetch-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd {
@@ -41,45 +42,18 @@ struct Ahead {
   }
 };
 
-// To memory; meanwhile prefetches rows that are elsewhere, a few lines before
-// each register block. All at once they would wait for one another: a core has
-// some 24 lines under way (Bf16Dot with a bias, forward, D 128: 30.4 -> 26.0
-// ms).
+// To memory; before each register block some lines of rows that are elsewhere
+// are prefetched.
 class ToMemoryAhead : public ToMemory {
  public:
   // Over `blocks` register blocks, at least one.
   ToMemoryAhead(const PrefetchList& list, size_t blocks)
-      : next_(list.rows), end_(list.rows + list.count) {
-    int64_t lines = 0;
-    for (const PrefetchRows* r = next_; r != end_; ++r) {
-      lines += r->rows * ((r->bytes + kLine - 1) / kLine);
-    }
-    lines_ = lines / static_cast<int64_t>(blocks) + 1;
-  }
+      : ahead_(list, static_cast<int64_t>(blocks)) {}
 
-  void Begin() {
-    for (int64_t i = 0; i < lines_; ++i) {
-      if (left_.rows == 0) {
-        if (next_ == end_) return;
-        left_ = *next_++;
-      }
-      PrefetchL2(left_.data + at_);
-      at_ += kLine;
-      if (at_ >= left_.bytes) {
-        at_ = 0;
-        left_.data += left_.stride;
-        --left_.rows;
-      }
-    }
-  }
+  void Begin() { ahead_.Step(); }
 
  private:
-  static constexpr int64_t kLine = 64;
-  const PrefetchRows* next_;
-  const PrefetchRows* end_;
-  PrefetchRows left_;
-  int64_t at_ = 0;  // in the first row left
-  int64_t lines_;   // at a time
+  LinesAhead ahead_;
 };
 
 // Between rows of an operand that is taken as it lies or, where that is 0, has

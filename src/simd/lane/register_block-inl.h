@@ -18,6 +18,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "src/simd/math/load-inl.h"
+#include "src/simd/math/prefetch-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd {
@@ -104,15 +105,6 @@ struct Product {
 template <typename Element, typename Sum>
 HWY_INLINE size_t NextBytes(const Product<Element, Sum>& p) {
   return p.segments * (p.steps / kTurn) * p.next_step;
-}
-
-// Into L2, past L1, which the operands in use fill.
-HWY_INLINE void PrefetchL2(const void* p) {
-#if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
-  __builtin_prefetch(p, 0, 2);
-#else
-  hwy::Prefetch(p);
-#endif
 }
 
 // The value is in a register here, by now. Without this GCC 12 reorders the

@@ -21,6 +21,7 @@
 #include "src/simd/amx/backward/gradients-inl.h"
 #include "src/simd/amx/backward/slab_scores-inl.h"
 #include "src/simd/amx/variant-inl.h"
+#include "src/simd/math/prefetch-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
@@ -45,6 +46,10 @@ class BackwardPass {
            Scores::kPanelTiles, kP, kDs),
         gradients_(block, s_, queries_, panels_, chunk_),
         dropout_(block.score, queries_, s_.keep),
+        ahead_(block.ahead,
+               std::max<int64_t>(1, keys_ * queries_ *
+                                        (amx::DepthTiles(block.head_dim) +
+                                         amx::DepthTiles(block.value_dim)))),
         scores_(block, s_, chunk_, dropout_, fetch_) {}
 
   static int64_t ScratchBytes(const BlockSizes& blocks, int64_t head_dim) {
@@ -69,11 +74,10 @@ class BackwardPass {
         FetchBias(slab_end);
         if (dropout_.given() || b_.score.bias_stream.given()) {
           if (slab_end < keys_) dropout_.Begin(32 * slab_end);
-          OptionsToCome side{dropout_, fetch_};
+          OptionsToCome side{dropout_, fetch_, ahead_};
           gradients_.Keys(slab, slab_end, side);
         } else {
-          NoSideWork side;
-          gradients_.Keys(slab, slab_end, side);
+          gradients_.Keys(slab, slab_end, ahead_);
         }
       }
       if (chunk == 0) gradients_.WaitQueries();
@@ -102,13 +106,16 @@ class BackwardPass {
         (reinterpret_cast<uintptr_t>(p) + kPage - 1) & ~uintptr_t{kPage - 1});
   }
 
-  // What of the next slab's options runs after four tile products.
+  // What of the next slab's options runs after four tile products, beside what
+  // is read ahead.
   struct OptionsToCome {
     SlabDropout& dropout;
     StreamFetch& fetch;
+    LinesAhead& ahead;
     HWY_INLINE void Step() {
       dropout.Step();
       fetch.Step();
+      ahead.Step();
     }
   };
 
@@ -160,6 +167,7 @@ class BackwardPass {
   GradientProducts<Variant, Scores::kPanelTiles> gradients_;
   SlabDropout dropout_;
   StreamFetch fetch_;  // of bias_stream
+  LinesAhead ahead_;   // stepped beside the products of dK and dV
   Scores scores_;
 };
 

@@ -21,6 +21,7 @@
 #include "src/simd/amx/stream-inl.h"
 #include "src/simd/amx/variant-inl.h"
 #include "src/simd/amx/visibility.h"
+#include "src/simd/math/prefetch-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fa2::simd::HWY_NAMESPACE {
@@ -53,7 +54,9 @@ class ForwardPass {
         pending_(scratch_.dummy),
         dropout_(block.score),
         maxima_(block, scratch_.sub_blocks, scratch_.s, scratch_.bias),
-        exp_{ScoreFactors(block.score, kLog2E<float>), sum_, kTermBytes} {}
+        exp_{ScoreFactors(block.score, kLog2E<float>), sum_, kTermBytes},
+        ahead_(block.ahead,
+               std::max<int64_t>(1, queries_ * keys_ * (1 + v_.pairs()))) {}
 
   void Run() {
     ClassifySubBlocks(b_, scratch_.sub_blocks);
@@ -206,6 +209,7 @@ class ForwardPass {
   // kRows row pairs of `e`, if it is one.
   template <FusedMode kMode, int kRows>
   HWY_INLINE void ScoreStep(const Strip& next, int64_t i, const ExpBlock& e) {
+    ahead_.Step();
     // Of scores: those with bias are not times log2(e).
     constexpr FusedMode kTransformed =
         kMode == FusedMode::kBias ? FusedMode::kGeneral : FusedMode::kPlain;
@@ -259,6 +263,7 @@ class ForwardPass {
           each(steps > 0 ? (parts + steps - 1) / steps : parts) {}
     // After four tile products.
     HWY_INLINE void Step() {
+      pass.ahead_.Step();
       for (int64_t i = 0; i < each && part < parts; ++i, ++part) {
         pass.Part<kMode>(strip, part / 4, part % 4);
       }
@@ -293,8 +298,7 @@ class ForwardPass {
         early_ = keep && AreAlike(current, next);
         if (early_) ValuesAndExponentials<kMode>(current, next);
       }
-      NoSideWork side;
-      if (!early_ && current.query >= 0) Values(current, side);
+      if (!early_ && current.query >= 0) Values(current, ahead_);
     }
     maxima_.Begin(keep);
     maxima_.template See<kMode>(next);
@@ -392,6 +396,7 @@ class ForwardPass {
   // (PairPlace), and whether those of kEarly sub-blocks have been taken.
   alignas(64) float sum_[32] = {};
   const ExpState exp_;
+  LinesAhead ahead_;  // stepped beside each sub-block and each product of O
   int64_t turn_ = 0;
   bool early_ = false;
 };
