@@ -265,7 +265,7 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
   plan->head_batches.alone =
       use.threads > 1 && !shared &&
       (plan->bias_groups > 0 ||
-       TakeHeadsAlone(problem, engine, total, operations,
+       TakeHeadsAlone(problem, engine, total, operations, kShortBackwardHead,
                       one_block && plan->group_splits == 1, use.threads));
   const int batch_threads = plan->head_batches.threads(use.threads);
   const bool far_queries = !shared && batch_threads == 1 &&

@@ -100,7 +100,8 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
                                     query_unit);
                   });
   plan->head_batches.alone =
-      threads > 1 && TakeHeadsAlone(problem, engine, pairs, operations, whole, threads);
+      threads > 1 && TakeHeadsAlone(problem, engine, pairs, operations,
+                                    kShortForwardHead, whole, threads);
   plan->keys_in_turn = whole && plan->head_batches.threads(threads) == 1 &&
                        !problem.options.alibi_slopes.given();
   plan->keys_as_they_lie =

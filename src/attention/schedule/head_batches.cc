@@ -20,11 +20,9 @@ constexpr double kLeastBatchOperations = 1e9;
 constexpr double kLeastAlone = 8.0;
 constexpr double kMostOfAlone = 1.1;
 // On lanes two short heads are enough: what the slowest thread has too much is
-// little beside the waiting at the end of each step. Operations of a head: some
-// 60 us of a core.
+// little beside the waiting at the end of each step.
 constexpr double kLeastAloneShort = 2.0;
-constexpr double kShortHead = 12e6;
-// On AMX, where such heads take some 15 us, one is: what one worker packs comes
+// On AMX, where they take less, one is: what one worker packs comes
 // to another by way of caches (16 threads, bf16: 16 heads of 64 tokens with D
 // 160 forward 56 -> 49 us, 96 of 128 tokens with D 64 backward 380 -> 343).
 constexpr double kLeastAloneOfInvariant = 1.0;
@@ -61,7 +59,8 @@ double LeastHeadBatch(const Problem& problem, double operations, int threads,
 }
 
 bool TakeHeadsAlone(const Problem& problem, const simd::Engine& engine,
-                    double pairs, double operations, bool whole, int threads) {
+                    double pairs, double operations, double short_head,
+                    bool whole, int threads) {
   double longest = 0.0;
   for (const Sequence& s : problem.sequences) {
     longest = std::max(longest, s.pairs);
@@ -71,7 +70,7 @@ bool TakeHeadsAlone(const Problem& problem, const simd::Engine& engine,
   const double of_head =
       operations / static_cast<double>(problem.kv_heads) * longest / pairs;
   double least = kLeastAlone;
-  if (of_head <= kShortHead) {
+  if (of_head <= short_head) {
     least = engine.bitwise_block_invariant ? kLeastAloneOfInvariant
                                            : kLeastAloneShort;
   }
