@@ -59,10 +59,14 @@ HWY_AFTER_NAMESPACE();
 
 namespace fa2::simd {
 
+#if defined(FA2_NO_EMULATED_INSTANCES)
+const Engine* EmulatedAmxEngine(AmxTerms) { return nullptr; }
+#else
 const Engine* EmulatedAmxEngine(AmxTerms terms) {
   if ((AvailableTargets() & FA2_AMX_TARGET) == 0) return nullptr;
   return HWY_NAMESPACE::AmxEngineFor<HWY_NAMESPACE::EmulatedTiles>(terms);
 }
+#endif
 
 double TileProductDifference(uint32_t seed) {
   return HWY_NAMESPACE::CompareTileProducts(seed);

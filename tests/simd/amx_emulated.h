@@ -8,7 +8,8 @@
 
 namespace fa2::simd {
 
-// nullptr if the build or the CPU lacks AVX-512.
+// nullptr if the CPU lacks AVX-512 or the build has none of it or was made
+// without (FA2_TEST_AMX_EMULATED_BLOCKS).
 const Engine* EmulatedAmxEngine(AmxTerms terms);
 
 // Largest difference in units of the last place between one tile product on the
