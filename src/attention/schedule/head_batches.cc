@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <iterator>
 #include <numeric>
 
@@ -31,12 +30,15 @@ constexpr double kLeastAloneOfInvariant = 1.0;
 // of 2 MiB. On AMX a prefetch of what is there costs more than it gives (one
 // thread, 16 heads of 64 tokens, D 160: 1.15 of the time; of what is not, 768
 // of 64 tokens, D 64: 0.92, 3,072 of 32: 0.84 to 0.94).
-constexpr int64_t kFoundInL2 = 3 << 19;
+constexpr double kFoundInL2 = 1.5 * (1 << 20);
 
-int64_t BytesOf(const ConstTensorView& tensor) {
+// In double: a tensor that is broadcast may have any number of elements.
+double BytesOf(const ConstTensorView& tensor) {
   return std::accumulate(std::begin(tensor.sizes), std::end(tensor.sizes),
-                         static_cast<int64_t>(SizeOf(tensor.dtype)),
-                         std::multiplies<int64_t>());
+                         static_cast<double>(SizeOf(tensor.dtype)),
+                         [](double bytes, int64_t size) {
+                           return bytes * static_cast<double>(size);
+                         });
 }
 
 }  // namespace
