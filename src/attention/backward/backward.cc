@@ -102,7 +102,7 @@ void ProcessPairs(const BackwardState& call, WorkerBuffers& worker,
 // the last, the next head.
 void ReadAheadOfKeys(const BackwardState& call, WorkerBuffers& worker,
                      const KeySplitTask& task, int64_t key_block) {
-  if (!worker.batch->alone) return;
+  if (!call.plan.head_batches.read_ahead) return;
   const Problem& problem = call.problem;
   const int64_t s = task.sequences.begin;
   const BackwardSequence& sequence = call.plan.sequences[s];

@@ -60,10 +60,7 @@ struct alignas(threading::kWorkspaceAlignment) BatchBuffers {
   BatchBuffers(const BackwardBuffers& call, threading::ScratchLayout* layout);
 
   const HeadBatch* heads = nullptr;  // under way
-  // What its worker comes to next, if it works alone and takes none from
-  // others.
-  const HeadBatch* next = nullptr;
-  bool alone = false;  // one worker's
+  const HeadBatch* next = nullptr;   // that its worker reads ahead
   std::byte *q_score, *q_grad, *dout_score, *dout_grad;
   std::byte *lse, *delta;
   std::byte* dq;   // [head][key split][row]

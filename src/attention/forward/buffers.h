@@ -32,10 +32,7 @@ struct alignas(threading::kWorkspaceAlignment) ForwardBatch {
   std::byte* V(const BlockId& keys) const;
 
   const HeadBatch* heads = nullptr;  // under way
-  // What its worker comes to next, if it works alone and takes none from
-  // others.
-  const HeadBatch* next = nullptr;
-  bool alone = false;  // one worker's
+  const HeadBatch* next = nullptr;   // that its worker reads ahead
 
  private:
   int64_t Row(const BlockId& keys) const;

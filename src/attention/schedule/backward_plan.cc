@@ -309,7 +309,8 @@ void PlanBackward(const Problem& problem, const simd::Engine& engine,
   SortAlone(&plan->head_batches);
   plan->workers =
       UsefulWorkers(use.threads, operations, ItemsAtOnce(problem, *plan));
-  plan->head_batches.read_ahead = ReadsAhead(problem, engine, plan->workers);
+  plan->head_batches.read_ahead =
+      ReadsAhead(problem, engine, plan->head_batches, plan->workers);
 }
 
 }  // namespace fa2::attention

@@ -159,7 +159,8 @@ void PlanForward(const Problem& problem, const simd::Engine& engine,
       plan->keys_in_turn ? plan->blocks.keys : problem.most_keys();
   SortAlone(&plan->head_batches);
   plan->workers = UsefulWorkers(threads, operations, ItemsAtOnce(*plan));
-  plan->head_batches.read_ahead = ReadsAhead(problem, engine, plan->workers);
+  plan->head_batches.read_ahead =
+      ReadsAhead(problem, engine, plan->head_batches, plan->workers);
 }
 
 }  // namespace fa2::attention

@@ -22,21 +22,19 @@ void AssignBatchScratch(const HeadBatches& head_batches, BatchScratch* batches,
   }
 }
 
-// Whether a worker has a head batch to itself, and which it reads ahead beside
-// it: `next`, where that is before `end`.
+// What the worker of a head batch reads ahead beside it: `next`, where that is
+// before `end`.
 template <class BatchScratch>
-void SetReadAhead(const HeadBatches& head_batches, bool alone, int64_t next,
-                  int64_t end, BatchScratch* batch) {
-  batch->alone = alone;
-  batch->next = alone && head_batches.read_ahead && next < end
-                    ? &head_batches.list[next]
-                    : nullptr;
+void SetReadAhead(const HeadBatches& head_batches, int64_t next, int64_t end,
+                  BatchScratch* batch) {
+  batch->next = head_batches.read_ahead && next < end ? &head_batches.list[next]
+                                                      : nullptr;
 }
 
 // Calls run(team, batch) for every head batch, after batch.heads has been set
 // to it: the team is the whole one or, where head batches are for one worker,
-// that worker alone. batch.alone says so, and batch.next is then the one that
-// it comes to next, if it takes none from others. `batches` as above.
+// that worker alone. batch.next is the one that it reads ahead beside it: that
+// which it comes to next, if it takes none from others. `batches` as above.
 template <class BatchScratch, class Run>
 void ForEachHeadBatch(const HeadBatches& head_batches, threading::Team& team,
                       BatchScratch* batches, const Run& run) {
@@ -48,7 +46,7 @@ void ForEachHeadBatch(const HeadBatches& head_batches, threading::Team& team,
         [&](int64_t i, int worker) {
           BatchScratch& batch = batches[worker];
           batch.heads = &head_batches.list[i];
-          SetReadAhead(head_batches, true, i + (runs ? 1 : team.num_threads()),
+          SetReadAhead(head_batches, i + (runs ? 1 : team.num_threads()),
                        runs ? team.RunEnd(i, count) : count, &batch);
           threading::Team alone(1, worker);
           run(alone, batch);
@@ -59,8 +57,7 @@ void ForEachHeadBatch(const HeadBatches& head_batches, threading::Team& team,
   }
   for (int64_t i = 0; i < count; ++i) {
     batches[0].heads = &head_batches.list[i];
-    SetReadAhead(head_batches, team.num_threads() == 1, i + 1, count,
-                 &batches[0]);
+    SetReadAhead(head_batches, i + 1, count, &batches[0]);
     run(team, batches[0]);
   }
 }

@@ -82,7 +82,8 @@ bool TakeHeadsAlone(const Problem& problem, const simd::Engine& engine,
 }
 
 bool ReadsAhead(const Problem& problem, const simd::Engine& engine,
-                int workers) {
+                const HeadBatches& batches, int workers) {
+  if (batches.threads(workers) > 1) return false;
   if (!engine.bitwise_block_invariant) return true;
   // O is as large as Q, or nearly.
   return 2 * BytesOf(problem.q) + BytesOf(problem.k) + BytesOf(problem.v) >=

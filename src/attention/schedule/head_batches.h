@@ -24,8 +24,10 @@ struct HeadBatch {
 
 struct HeadBatches {
   std::vector<HeadBatch> list;
-  bool alone = false;       // a worker each, longest first
-  bool read_ahead = false;  // by a worker alone, beside the one before
+  bool alone = false;  // a worker each, longest first
+  // Whether a worker that has them to itself reads what it packs next, the next
+  // one among it, beside what it computes.
+  bool read_ahead = false;
   // Of `all` threads those that work at one head batch.
   int threads(int all) const { return alone ? 1 : all; }
   // Whether all take as long, in a list that is sorted.
@@ -62,10 +64,9 @@ bool TakeHeadsAlone(const Problem& problem, const simd::Engine& engine,
                     double pairs, double operations, double short_head,
                     bool whole, int threads);
 
-// Whether a worker alone reads the next head beside the one that it is at, of a
-// call of so many workers.
+// HeadBatches::read_ahead of a call of so many workers.
 bool ReadsAhead(const Problem& problem, const simd::Engine& engine,
-                int workers);
+                const HeadBatches& batches, int workers);
 
 // Adds the head batches of a problem of so many visible pairs to an empty list,
 // of at least `least` each, see LeastHeadBatch, and as equal as may be.

@@ -10,6 +10,7 @@
 #define FA2_SRC_SIMD_MATH_PREFETCH_INL_H_
 #endif
 
+#include <algorithm>
 #include <cstdint>
 
 #include "hwy/cache_control.h"
@@ -34,13 +35,14 @@ HWY_INLINE void PrefetchL2(const void* p) {
 // 128: 30.4 -> 26.0 ms).
 class LinesAhead {
  public:
-  // Within so many steps, at least one.
+  // Within so many steps, or one.
   LinesAhead(const PrefetchList& list, int64_t steps)
       : next_(list.rows), end_(list.rows + list.count) {
     int64_t lines = 0;
     for (const PrefetchRows* r = next_; r != end_; ++r) {
       lines += r->rows * ((r->bytes + kLine - 1) / kLine);
     }
+    steps = std::max<int64_t>(1, steps);
     lines_ = (lines + steps - 1) / steps;
   }
 

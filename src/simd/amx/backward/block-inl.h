@@ -46,10 +46,9 @@ class BackwardPass {
            Scores::kPanelTiles, kP, kDs),
         gradients_(block, s_, queries_, panels_, chunk_),
         dropout_(block.score, queries_, s_.keep),
-        ahead_(block.ahead,
-               std::max<int64_t>(1, keys_ * queries_ *
-                                        (amx::DepthTiles(block.head_dim) +
-                                         amx::DepthTiles(block.value_dim)))),
+        ahead_(block.ahead, keys_ * queries_ *
+                                (amx::DepthTiles(block.head_dim) +
+                                 amx::DepthTiles(block.value_dim))),
         scores_(block, s_, chunk_, dropout_, fetch_) {}
 
   static int64_t ScratchBytes(const BlockSizes& blocks, int64_t head_dim) {

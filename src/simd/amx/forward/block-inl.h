@@ -55,8 +55,7 @@ class ForwardPass {
         dropout_(block.score),
         maxima_(block, scratch_.sub_blocks, scratch_.s, scratch_.bias),
         exp_{ScoreFactors(block.score, kLog2E<float>), sum_, kTermBytes},
-        ahead_(block.ahead,
-               std::max<int64_t>(1, queries_ * keys_ * (1 + v_.pairs()))) {}
+        ahead_(block.ahead, queries_ * keys_ * (1 + v_.pairs())) {}
 
   void Run() {
     ClassifySubBlocks(b_, scratch_.sub_blocks);
