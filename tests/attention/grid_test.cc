@@ -214,6 +214,57 @@ TEST(AttentionGrid, FewOfManyKeysVisible) {
   }
 }
 
+// Where heads are enough for all threads a head's keys are one part, which few
+// queries take in runs of 256 keys, or fewer where rows are many or long.
+TEST(AttentionGrid, FewQueriesOfSeveralRuns) {
+  const Contexts contexts({1, 3});
+  struct Shape {
+    int64_t heads, kv_heads, nq, head_dim;
+  };
+  const std::vector<Shape> shapes = {
+      {64, 64, 1, 64}, {64, 64, 7, 16}, {128, 64, 9, 32}, {64, 64, 2, 280}};
+  int which = 0;
+  for (const DType dtype :
+       {DType::kBF16, DType::kF32, DType::kF16, DType::kF64}) {
+    for (size_t i = 0; i < shapes.size(); ++i, ++which) {
+      if (CasesOfSixteen() < 16 && which % 4 != which / 4) continue;
+      AttentionCase c;
+      c.seed = static_cast<uint64_t>(which);
+      c.dtype = dtype;
+      c.heads = shapes[i].heads;
+      c.kv_heads = shapes[i].kv_heads;
+      c.nq = shapes[i].nq;
+      c.nk = 321 - which % 3;
+      c.head_dim = c.value_dim = shapes[i].head_dim;
+      switch (which % 5) {
+        case 0:
+          break;
+        case 1:
+          c.causal = Causal::kBottomRight;
+          c.window_left = 290;
+          c.layout = Layout::kReversed;
+          break;
+        case 2:
+          c.bias = DType::kBool;
+          c.bias_masked = 0.9;
+          c.bias_broadcast = {true, true, true, false};
+          c.dropout_p = 0.3;
+          break;
+        case 3:
+          c.softcap = 5.0;
+          c.alibi = true;
+          c.layout = Layout::kStridedLast;
+          break;
+        default:
+          c.sinks = true;
+          c.bias = DType::kF32;
+          c.bias_masked = 0.3;
+      }
+      ExpectAttention(c, contexts.list());
+    }
+  }
+}
+
 // dbias of its own for every head streams out: each element once, zeros where a
 // mask hides.
 TEST(AttentionGrid, BiasGradientOnAnyNumberOfThreads) {

@@ -124,7 +124,7 @@ void ExpectOfUnpackedKeys(const AttentionCase& base) {
   }
 }
 
-// Of one part of the keys and of several.
+// Of one part of the keys, of several, and of one of several runs.
 TEST(AttentionNonfinite, OfFewQueries) {
   for (const DType dtype :
        {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}) {
@@ -135,6 +135,11 @@ TEST(AttentionNonfinite, OfFewQueries) {
       ExpectOfUnpackedKeys(c);
     }
   }
+  AttentionCase c = BaseCase(DType::kF32);
+  c.heads = c.kv_heads = 64;
+  c.nq = 2;
+  c.nk = 321;
+  ExpectOfUnpackedKeys(c);
 }
 
 // Of one block of keys and of several.

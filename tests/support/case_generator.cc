@@ -48,7 +48,7 @@ void DrawShape(Random& r, bool large, AttentionCase* c) {
   c->value_dim = r.Chance(large ? 0.9 : 0.6) ? c->head_dim : r.Pick(dims);
 }
 
-// Runs of 64 keys, parts of 256, and tails of both.
+// Blocks of 64 keys, parts of 256, and tails of both.
 void DrawFewQueries(Random& r, AttentionCase* c) {
   const std::vector<int64_t> keys = {0,  1,   3,   5,   8,   16,  25,   63,  64,
                                      65, 129, 255, 256, 257, 512, 1000, 1537};

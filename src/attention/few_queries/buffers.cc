@@ -19,13 +19,13 @@ simd::DirectRows TakeRows(int64_t rows, int64_t depth, DType accumulator,
       stride, rows};
 }
 
-KeyRuns::KeyRuns(const ConstTensorView& tensor, bool sums, DType accumulator,
-                 threading::ScratchLayout* layout)
+KeyRuns::KeyRuns(const ConstTensorView& tensor, int64_t most_keys, bool sums,
+                 DType accumulator, threading::ScratchLayout* layout)
     : tensor_(tensor),
       accumulator_(accumulator),
-      finite_(TakeRows(sums ? simd::kDirectKeys : 0, tensor.sizes[3],
-                       accumulator, layout)),
-      gathered_(layout->Take(GatheredBytes(tensor, simd::kDirectKeys))) {}
+      finite_(
+          TakeRows(sums ? most_keys : 0, tensor.sizes[3], accumulator, layout)),
+      gathered_(layout->Take(GatheredBytes(tensor, most_keys))) {}
 
 simd::Rows KeyRuns::Read(const TensorRows& at) const {
   return ContiguousRows(tensor_, at, gathered_);

@@ -50,13 +50,13 @@ inline int64_t PartialOf(int64_t kv_heads, const FewQueriesItem& item) {
   return item.part->partial * kv_heads + item.kv_head;
 }
 
-// Runs of keys of K or V as one worker's products take them.
+// Runs of at most most_keys of K or V as one worker's products take them.
 class KeyRuns {
  public:
   // `sums`: products add up rows, in which a 0 must not meet what is not
   // finite.
-  KeyRuns(const ConstTensorView& tensor, bool sums, DType accumulator,
-          threading::ScratchLayout* layout);
+  KeyRuns(const ConstTensorView& tensor, int64_t most_keys, bool sums,
+          DType accumulator, threading::ScratchLayout* layout);
 
   // As they lie.
   simd::Rows Read(const TensorRows& at) const;

@@ -163,7 +163,7 @@ void ProcessPart(const FewBackwardState& call, const FewQueriesItem& item,
   Widen(call, item, args.dout, &worker.dout);
   PrepareStatistics<T>(call, item, worker);
   std::fill_n(static_cast<T*>(dq.data), rows * dq.stride, T(0));
-  ForKeyRuns(item, [&](Interval keys) {
+  ForKeyRuns(item, simd::kDirectKeyBlock, [&](Interval keys) {
     const TensorRows at = KeyRowsOf(problem, item, keys);
     const simd::DirectScores scores =
         worker.views.Scores(item, keys, worker.products);
@@ -288,16 +288,19 @@ FewOperand::FewOperand(int64_t count, const ConstTensorView& tensor,
 
 FewBackwardWorker::FewBackwardWorker(const FewBackwardInputs& in,
                                      threading::ScratchLayout* layout)
-    : views(in.problem, in.staging, in.plan.most_rows, layout),
+    : views(in.problem, in.staging, in.plan.most_rows, simd::kDirectKeyBlock,
+            layout),
       q(in.plan.most_rows, in.problem.q, in, layout),
       dout(in.plan.most_rows, in.args.dout, in, layout),
-      k(in.problem.k, /*sums=*/true, in.engine.accumulator, layout),
-      v(in.problem.v, /*sums=*/false, in.engine.accumulator, layout) {
+      k(in.problem.k, simd::kDirectKeyBlock, /*sums=*/true,
+        in.engine.accumulator, layout),
+      v(in.problem.v, simd::kDirectKeyBlock, /*sums=*/false,
+        in.engine.accumulator, layout) {
   const Problem& problem = in.problem;
   const AttentionBackwardArgs& args = in.args;
   const DType wide = in.engine.accumulator;
   const int64_t rows = in.plan.most_rows;
-  const int64_t keys = simd::kDirectKeys;
+  const int64_t keys = simd::kDirectKeyBlock;
   products = TakeRows(rows, keys, wide, layout);
   dp = TakeRows(rows, keys, wide, layout);
   dq = TakeRows(rows, problem.head_dim, wide, layout);

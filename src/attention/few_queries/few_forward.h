@@ -31,6 +31,7 @@ struct alignas(threading::kWorkspaceAlignment) FewForwardWorker {
   FewForwardWorker(const FewForwardInputs& in,
                    threading::ScratchLayout* layout);
 
+  int64_t run_keys;
   RowViews views;
   FewForwardRows rows;  // of an item that is whole
   KeyRuns k, v;

@@ -60,12 +60,12 @@ inline int64_t KeysAfter(const FewQueriesItem& item, Interval keys) {
   return item.part->keys.end - keys.end;
 }
 
-// Calls run(keys) for the runs of an item's keys.
+// Calls run(keys) for runs of at most `most` of an item's keys.
 template <class Run>
-void ForKeyRuns(const FewQueriesItem& item, const Run& run) {
+void ForKeyRuns(const FewQueriesItem& item, int64_t most, const Run& run) {
   const Interval& keys = item.part->keys;
-  for (int64_t k = keys.begin; k < keys.end; k += simd::kDirectKeys) {
-    run(Interval{k, std::min(k + simd::kDirectKeys, keys.end)});
+  for (int64_t k = keys.begin; k < keys.end; k += most) {
+    run(Interval{k, std::min(k + most, keys.end)});
   }
 }
 

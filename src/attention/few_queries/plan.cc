@@ -70,8 +70,9 @@ void PlanFewQueries(const Problem& problem, bool all_keys, int threads,
     const Interval keys =
         all_keys ? Interval{0, mask.nk()} : mask.KeysOf({0, mask.nq()});
     keys_read += keys.size();
-    const int64_t size = std::max(
-        kLeastPart, RoundUp(CeilDiv(keys.size(), wanted), simd::kDirectKeys));
+    const int64_t size =
+        std::max(kLeastPart,
+                 RoundUp(CeilDiv(keys.size(), wanted), simd::kDirectKeyBlock));
     // At least one, which finishes the rows.
     const int64_t count = std::max<int64_t>(1, CeilDiv(keys.size(), size));
     const int64_t first = static_cast<int64_t>(plan->parts.size());

@@ -9,12 +9,12 @@
 namespace fa2::attention {
 
 RowViews::RowViews(const Problem& problem, const simd::StagingKernels& staging,
-                   int64_t most_rows, threading::ScratchLayout* layout)
-    : problem_(problem), staging_(staging) {
+                   int64_t most_rows, int64_t most_keys,
+                   threading::ScratchLayout* layout)
+    : problem_(problem), staging_(staging), most_keys_(most_keys) {
   views_ = layout->Take<simd::DirectView>(static_cast<size_t>(most_rows));
   if (problem.options.dropout_p > 0.0) {
-    keep_ = layout->Take<uint8_t>(
-        static_cast<size_t>(most_rows * simd::kDirectKeys));
+    keep_ = layout->Take<uint8_t>(static_cast<size_t>(most_rows * most_keys));
   }
 }
 
@@ -98,7 +98,7 @@ const simd::DirectView* RowViews::Views(const FewQueriesItem& item,
             static_cast<uint64_t>(sequence * problem_.q_heads + head) *
                 static_cast<uint64_t>(problem_.max_nq) +
             static_cast<uint64_t>(i);
-        uint8_t* const keep = keep_ + row * simd::kDirectKeys;
+        uint8_t* const keep = keep_ + row * most_keys_;
         staging_.keep_mask(options.dropout_p, options.philox_seed,
                            options.philox_offset +
                                query * static_cast<uint64_t>(problem_.max_nk) +

@@ -17,9 +17,10 @@ namespace fa2::attention {
 class RowViews {
  public:
   RowViews(const Problem& problem, const simd::StagingKernels& staging,
-           int64_t most_rows, threading::ScratchLayout* layout);
+           int64_t most_rows, int64_t most_keys,
+           threading::ScratchLayout* layout);
 
-  // What the scores of an item's rows against `keys`, at most kDirectKeys of
+  // What the scores of an item's rows against `keys`, at most most_keys of
   // the sequence, are made of, with `products` to be computed. No views where
   // no row sees any of the keys.
   simd::DirectScores Scores(const FewQueriesItem& item, Interval keys,
@@ -35,10 +36,11 @@ class RowViews {
 
   const Problem& problem_;
   const simd::StagingKernels& staging_;
+  const int64_t most_keys_;
   simd::DirectView* views_;
   // Views that are the same are made once: so many rows of so many keys.
   int64_t same_rows_ = 0, same_keys_ = 0;
-  uint8_t* keep_ = nullptr;  // [row][key]
+  uint8_t* keep_ = nullptr;  // [row][most_keys_]
 };
 
 }  // namespace fa2::attention

@@ -115,14 +115,44 @@ HWY_INLINE const typename Stored::Type* KeyRow(const Rows& rows, int64_t k) {
 // one query of 12 heads of 1,024 keys, and 118 without.
 inline constexpr int64_t kAhead = 16;
 
-// Prefetches the line that begins at column c of row k + kAhead, if that is
-// before `end`. Not a run's rows at once: they would wait for each other.
+// The next rows of keys or values while others are read. By value where it is
+// used: a loop over rows then steps one pointer.
 template <class Stored>
-HWY_INLINE void ReadAhead(const Rows& rows, int64_t k, size_t c, int64_t end) {
-  if (k + kAhead < end && c * sizeof(typename Stored::Type) % 64 == 0) {
-    hwy::Prefetch(KeyRow<Stored>(rows, k + kAhead) + c);
+struct LaterRows {
+  // Of rows before `end`.
+  LaterRows(const Rows& rows, int64_t end)
+      : stride(rows.stride), before(end - kAhead) {
+    // The stride of a single row may be anything.
+    if (before > 0) data = KeyRow<Stored>(rows, kAhead);
   }
-}
+
+  // These while row r of queries is multiplied: only the first ones read ahead.
+  HWY_INLINE LaterRows For(int64_t r) const {
+    LaterRows later = *this;
+    if (r > 0) later.before = 0;
+    return later;
+  }
+
+  // Prefetches the line that begins at column c of row k + kAhead, if that is
+  // before the end. Not a run's rows at once: they would wait for each other.
+  HWY_INLINE void Read(int64_t k, size_t c) const {
+    if (k < before && c * sizeof(typename Stored::Type) % 64 == 0) {
+      hwy::Prefetch(data + k * stride + c);
+    }
+  }
+
+  const typename Stored::Type* data = nullptr;
+  int64_t stride;
+  int64_t before;
+};
+
+// Weights of sums: that of sum i and term n lies at data[i * row + n * term].
+template <typename T>
+struct SumWeights {
+  const T* data;
+  int64_t row;
+  int64_t term;
+};
 
 // The first of two elements of 16 bits is the low half of 32.
 inline constexpr bool kCanSplit =
@@ -154,11 +184,10 @@ struct DirectBlocks {
 
   // Products of kRows rows of x with kKeys keys, 1 or 4. With kSplit the
   // vectors of x are in LoadSplit's order, and there is an even number of them.
-  // Keys before `ahead` are prefetched.
   template <int kRows, int kKeys, bool kSplit, class Stored>
   static HWY_INLINE void MultiplyBlock(Stored tag, const DirectRows& x,
                                        int64_t r, const Rows& rows, int64_t k,
-                                       int64_t ahead,
+                                       LaterRows<Stored> later,
                                        const DirectRows& products) {
     const D d;
     const size_t lanes = hn::Lanes(d);
@@ -191,8 +220,7 @@ struct DirectBlocks {
     size_t c = 0;
     if constexpr (kSplit) {
       for (; c < depth; c += 2 * lanes) {
-        for (int j = 0; j < kKeys; ++j)
-          ReadAhead<Stored>(rows, k + j, c, ahead);
+        for (int j = 0; j < kKeys; ++j) later.Read(k + j, c);
         V even0, odd0;
         LoadSplit(ks[0] + c, even0, odd0);
         V even1 = even0, even2 = even0, even3 = even0;
@@ -207,7 +235,7 @@ struct DirectBlocks {
       }
     }
     for (; c + lanes <= depth; c += lanes) {
-      for (int j = 0; j < kKeys; ++j) ReadAhead<Stored>(rows, k + j, c, ahead);
+      for (int j = 0; j < kKeys; ++j) later.Read(k + j, c);
       const V k0 = LoadWide(d, tag, ks[0] + c);
       if constexpr (kKeys == 4) {
         step(c, k0, LoadWide(d, tag, ks[1] + c), LoadWide(d, tag, ks[2] + c),
@@ -243,16 +271,19 @@ struct DirectBlocks {
 #undef FA2_ROW
   }
 
-  // Sums over n of w(r + i, n) load(n, c), for kRows rows and kVectors vectors
-  // of columns, 1, 2 or 4: store(i, c, sum) takes each. With kSplit `load`
-  // gives two vectors, the even and the odd columns of twice as many, and so
-  // does what `store` takes.
-  template <int kRows, int kVectors, bool kSplit = false, class Weight,
-            class LoadAt, class StoreAt>
-  static HWY_INLINE void SumBlock(int64_t count, const Weight& weight,
-                                  const LoadAt& load, int64_t r, size_t c,
+  // Sums i over n of the weights times load(n, c), for kRows rows and kVectors
+  // vectors of columns, 1, 2 or 4: store(i, c, sum) takes each. With kSplit
+  // `load` gives two vectors, the even and the odd columns of twice as many,
+  // and so does what `store` takes.
+  template <int kRows, int kVectors, bool kSplit = false, class LoadAt,
+            class StoreAt>
+  static HWY_INLINE void SumBlock(int64_t count, SumWeights<T> weights,
+                                  const LoadAt& load, size_t c,
                                   const StoreAt& store) {
     const D d;
+    const T* ws[kRows];
+    for (int i = 0; i < kRows; ++i) ws[i] = weights.data + i * weights.row;
+    const int64_t step = weights.term;
     const size_t lanes = hn::Lanes(d);
     // Few columns have several sums, of some terms each: one would wait for
     // itself.
@@ -274,18 +305,18 @@ struct DirectBlocks {
         const V v1 = vector(1);
         const V v2 = kSums > 2 ? vector(2) : v0;
         const V v3 = kSums > 2 ? vector(3) : v1;
-#define FA2_ROW(i)                                                          \
-  if constexpr (kRows > i) {                                                \
-    const V w0 = hn::Set(d, weight(r + i, n));                              \
-    const V w1 = kVectors == 2 ? w0 : hn::Set(d, weight(r + i, n + 1));     \
-    s##i##0 = hn::MulAdd(w0, v0, s##i##0);                                  \
-    s##i##1 = hn::MulAdd(w1, v1, s##i##1);                                  \
-    if constexpr (kSums > 2) {                                              \
-      const V w2 = hn::Set(d, weight(r + i, term(2)));                      \
-      const V w3 = kVectors == 2 ? w2 : hn::Set(d, weight(r + i, term(3))); \
-      s##i##2 = hn::MulAdd(w2, v2, s##i##2);                                \
-      s##i##3 = hn::MulAdd(w3, v3, s##i##3);                                \
-    }                                                                       \
+#define FA2_ROW(i)                                                         \
+  if constexpr (kRows > i) {                                               \
+    const V w0 = hn::Set(d, ws[i][n * step]);                              \
+    const V w1 = kVectors == 2 ? w0 : hn::Set(d, ws[i][(n + 1) * step]);   \
+    s##i##0 = hn::MulAdd(w0, v0, s##i##0);                                 \
+    s##i##1 = hn::MulAdd(w1, v1, s##i##1);                                 \
+    if constexpr (kSums > 2) {                                             \
+      const V w2 = hn::Set(d, ws[i][term(2) * step]);                      \
+      const V w3 = kVectors == 2 ? w2 : hn::Set(d, ws[i][term(3) * step]); \
+      s##i##2 = hn::MulAdd(w2, v2, s##i##2);                               \
+      s##i##3 = hn::MulAdd(w3, v3, s##i##3);                               \
+    }                                                                      \
   }
         FA2_ROW(0)
         FA2_ROW(1)
@@ -311,13 +342,13 @@ struct DirectBlocks {
     if constexpr (kRows == 1 && kVectors == 4) {  // two terms, likewise
       for (; n + 2 <= count; n += 2) {
         load_vectors(n);
-        const V w0 = hn::Set(d, weight(r, n));
+        const V w0 = hn::Set(d, ws[0][n * step]);
         s00 = hn::MulAdd(w0, v0, s00);
         s01 = hn::MulAdd(w0, v1, s01);
         s02 = hn::MulAdd(w0, v2, s02);
         s03 = hn::MulAdd(w0, v3, s03);
         load_vectors(n + 1);
-        const V w1 = hn::Set(d, weight(r, n + 1));
+        const V w1 = hn::Set(d, ws[0][(n + 1) * step]);
         s10 = hn::MulAdd(w1, v0, s10);
         s11 = hn::MulAdd(w1, v1, s11);
         s12 = hn::MulAdd(w1, v2, s12);
@@ -330,17 +361,17 @@ struct DirectBlocks {
     }
     for (; n < count; ++n) {
       load_vectors(n);
-#define FA2_ROW(i)                            \
-  if constexpr (kRows > i) {                  \
-    const V w = hn::Set(d, weight(r + i, n)); \
-    s##i##0 = hn::MulAdd(w, v0, s##i##0);     \
-    if constexpr (kVectors >= 2) {            \
-      s##i##1 = hn::MulAdd(w, v1, s##i##1);   \
-    }                                         \
-    if constexpr (kVectors == 4) {            \
-      s##i##2 = hn::MulAdd(w, v2, s##i##2);   \
-      s##i##3 = hn::MulAdd(w, v3, s##i##3);   \
-    }                                         \
+#define FA2_ROW(i)                           \
+  if constexpr (kRows > i) {                 \
+    const V w = hn::Set(d, ws[i][n * step]); \
+    s##i##0 = hn::MulAdd(w, v0, s##i##0);    \
+    if constexpr (kVectors >= 2) {           \
+      s##i##1 = hn::MulAdd(w, v1, s##i##1);  \
+    }                                        \
+    if constexpr (kVectors == 4) {           \
+      s##i##2 = hn::MulAdd(w, v2, s##i##2);  \
+      s##i##3 = hn::MulAdd(w, v3, s##i##3);  \
+    }                                        \
   }
       FA2_ROW(0)
       FA2_ROW(1)

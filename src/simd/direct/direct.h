@@ -16,9 +16,11 @@
 
 namespace fa2::simd {
 
-// Keys that a call takes at most. 64 rows of 128 bf16 are 16 KiB: K and V of a
-// run stay in L1 while row after row of queries comes to them.
-inline constexpr int64_t kDirectKeys = 64;
+// Keys that row after row of queries comes to: 64 of 128 bf16 are 16 KiB, which
+// stay in L1.
+inline constexpr int64_t kDirectKeyBlock = 64;
+// Keys that a call takes at most.
+inline constexpr int64_t kDirectKeys = 4 * kDirectKeyBlock;
 
 // Rows of T. Whole vectors may be read and written: the stride is a multiple of
 // kDirectLanes, and what lies past the columns is zero, or ignored.

@@ -66,8 +66,8 @@ struct DirectProducts : DirectBlocks<T> {
                                         const DirectRows& products) {
     const D d;
     const size_t lanes = hn::Lanes(d);
-    HWY_ALIGN T wide[kDirectKeys * kTurned];
-    HWY_ALIGN T across[kTurned * kDirectKeys];
+    HWY_ALIGN T wide[kDirectKeyBlock * kTurned];
+    HWY_ALIGN T across[kTurned * kDirectKeyBlock];
     const int64_t padded = RoundUp(columns, static_cast<int64_t>(lanes));
     size_t keys = static_cast<size_t>(rows.rows);
     const T* in = wide;
@@ -88,9 +88,7 @@ struct DirectProducts : DirectBlocks<T> {
                 wide + static_cast<int64_t>(keys) * padded, T(0));
     }
     Transpose(in, stride, static_cast<int64_t>(keys), padded, across,
-              kDirectKeys);
-    const auto weight = [&](int64_t r, int64_t n)
-                            HWY_ATTR { return Row(x, r)[first + n]; };
+              kDirectKeyBlock);
     const bool add = first > 0;
     ForRowBlocks(x.rows, [&](auto size, int64_t r) HWY_ATTR {
       const auto store = Blocks::StoreIn(products, r, add);
@@ -98,27 +96,50 @@ struct DirectProducts : DirectBlocks<T> {
       const bool reads =
           r == 0 && rows.stride * sizeof(typename Stored::Type) >= 64;
       const int64_t ahead = reads ? std::min(following, rows.rows) : 0;
-      const auto load = [&](int64_t n, size_t c) HWY_ATTR {
+      const auto* const next =
+          ahead > 0 ? KeyRow<Stored>(rows, rows.rows) + first : nullptr;
+      const T* const turned = across;
+      const auto load = [=, key = rows.stride](int64_t n, size_t c) HWY_ATTR {
         if (c == 0) {
           for (int64_t k = n; k < ahead; k += columns) {
-            const auto* next = KeyRow<Stored>(rows, rows.rows + k) + first;
             for (int64_t i = 0; i < columns; i += 64 / sizeof(*next)) {
-              hwy::Prefetch(next + i);
+              hwy::Prefetch(next + k * key + i);
             }
           }
         }
-        return hn::Load(d, across + n * kDirectKeys + c);
+        return hn::Load(d, turned + n * kDirectKeyBlock + c);
       };
+      const SumWeights<T> weights = {Row(x, r) + first, x.stride, 1};
       size_t c = 0;
       for (; c + 4 * lanes <= keys; c += 4 * lanes) {
-        Blocks::template SumBlock<size(), 4>(columns, weight, load, r, c,
-                                             store);
+        Blocks::template SumBlock<size(), 4>(columns, weights, load, c, store);
       }
       for (; c < keys; c += lanes) {
-        Blocks::template SumBlock<size(), 1>(columns, weight, load, r, c,
-                                             store);
+        Blocks::template SumBlock<size(), 1>(columns, weights, load, c, store);
       }
     });
+  }
+
+  // Keys of a block, which stays in L1 where row after row of x comes to it.
+  static HWY_INLINE int64_t MostKeys(const DirectRows& x) {
+    return x.rows <= kDirectBlockRows ? kDirectKeys : kDirectKeyBlock;
+  }
+  // Calls body(block, its first key, rows that follow it) for blocks of at most
+  // `most` rows.
+  template <class Stored, class Body>
+  static HWY_INLINE void ForKeyBlocks(Stored /*tag*/, int64_t most,
+                                      const Rows& rows, int64_t following,
+                                      const Body& body) {
+    for (int64_t k = 0; k < rows.rows; k += most) {
+      Rows block = rows;
+      block.rows = std::min(most, rows.rows - k);
+      block.data = KeyRow<Stored>(rows, k);
+      body(block, k, following + rows.rows - k - block.rows);
+    }
+  }
+  // Columns of rows from key `first` on.
+  static HWY_INLINE DirectRows FromKey(const DirectRows& rows, int64_t first) {
+    return {Row(rows, 0) + first, rows.stride, rows.rows};
   }
 
   // kRows rows of x, put in LoadSplit's order once for all keys.
@@ -126,7 +147,7 @@ struct DirectProducts : DirectBlocks<T> {
   template <int kRows, class Stored>
   static HWY_INLINE void MultiplySplit(Stored tag, const DirectRows& x,
                                        int64_t first, const Rows& rows,
-                                       int64_t ahead,
+                                       const LaterRows<Stored>& later,
                                        const DirectRows& products) {
     const D d;
     const size_t lanes = hn::Lanes(d);
@@ -144,113 +165,134 @@ struct DirectProducts : DirectBlocks<T> {
     const DirectRows to = {Row(products, first), products.stride, kRows};
     int64_t k = 0;
     for (; k + 4 <= rows.rows; k += 4) {
-      Blocks::template MultiplyBlock<kRows, 4, true>(tag, of, 0, rows, k, ahead,
+      Blocks::template MultiplyBlock<kRows, 4, true>(tag, of, 0, rows, k, later,
                                                      to);
     }
     for (; k < rows.rows; ++k) {
-      Blocks::template MultiplyBlock<kRows, 1, true>(tag, of, 0, rows, k, ahead,
+      Blocks::template MultiplyBlock<kRows, 1, true>(tag, of, 0, rows, k, later,
                                                      to);
     }
   }
 
   static void Multiply(const DirectRows& x, const Rows& rows, int64_t following,
                        DirectRows products) {
-    const int64_t end = rows.rows + following;
     WithStored<T>(rows.dtype, [&](auto tag) HWY_ATTR {
       if (IsTurned(x, rows)) {
-        for (int64_t c = 0; c < rows.depth; c += kTurned) {
-          MultiplyTurned(tag, x, rows, c, std::min(kTurned, rows.depth - c),
-                         following, products);
-        }
-        return;
+        return ForKeyBlocks(
+            tag, kDirectKeyBlock, rows, following,
+            [&](const Rows& block, int64_t first, int64_t after) HWY_ATTR {
+              for (int64_t c = 0; c < rows.depth; c += kTurned) {
+                MultiplyTurned(tag, x, block, c,
+                               std::min(kTurned, rows.depth - c), after,
+                               FromKey(products, first));
+              }
+            });
       }
       using Stored = decltype(tag);
       if constexpr (kSplits<Stored>) {
         if (rows.depth <= kSplitDepth &&
             static_cast<size_t>(rows.depth) % (2 * hn::Lanes(D())) == 0) {
-          return ForRowBlocks(x.rows, [&](auto size, int64_t r) HWY_ATTR {
-            MultiplySplit<size()>(tag, x, r, rows, r == 0 ? end : 0, products);
-          });
+          return ForKeyBlocks(
+              tag, MostKeys(x), rows, following,
+              [&](const Rows& block, int64_t first, int64_t after) HWY_ATTR {
+                const LaterRows<Stored> later(block, block.rows + after);
+                ForRowBlocks(x.rows, [&](auto size, int64_t r) HWY_ATTR {
+                  MultiplySplit<size()>(tag, x, r, block, later.For(r),
+                                        FromKey(products, first));
+                });
+              });
         }
       }
+      const LaterRows<Stored> later(rows, rows.rows + following);
       int64_t k = 0;
       for (; k + 4 <= rows.rows; k += 4) {
         ForRowBlocks(x.rows, [&](auto size, int64_t r) HWY_ATTR {
           Blocks::template MultiplyBlock<size(), 4, false>(
-              tag, x, r, rows, k, r == 0 ? end : 0, products);
+              tag, x, r, rows, k, later.For(r), products);
         });
       }
       for (; k < rows.rows; ++k) {
         ForRowBlocks(x.rows, [&](auto size, int64_t r) HWY_ATTR {
           Blocks::template MultiplyBlock<size(), 1, false>(
-              tag, x, r, rows, k, r == 0 ? end : 0, products);
+              tag, x, r, rows, k, later.For(r), products);
         });
       }
     });
   }
 
-  static void Combine(const DirectRows& weights, const Rows& rows,
-                      int64_t following, DirectRows out) {
+  template <class Stored>
+  static HWY_INLINE void CombineBlock(Stored tag, const DirectRows& weights,
+                                      const Rows& rows, int64_t following,
+                                      const DirectRows& out) {
     const D d;
     const size_t lanes = hn::Lanes(d);
     const size_t depth = static_cast<size_t>(rows.depth);
-    const auto weight = [&](int64_t r, int64_t n)
-                            HWY_ATTR { return Row(weights, r)[n]; };
-    WithStored<T>(rows.dtype, [&](auto tag) HWY_ATTR {
-      using Stored = decltype(tag);
-      ForRowBlocksOf(
-          depth, lanes, weights.rows, [&](auto size, int64_t r) HWY_ATTR {
-            const int64_t ahead = r == 0 ? rows.rows + following : 0;
-            const auto whole = [&](int64_t n, size_t c) HWY_ATTR {
-              ReadAhead<Stored>(rows, n, c, ahead);
-              return LoadWide(d, tag, KeyRow<Stored>(rows, n) + c);
-            };
-            [[maybe_unused]] const auto split = [&](int64_t n, size_t c,
-                                                    V& even, V& odd) HWY_ATTR {
+    const LaterRows<Stored> ahead(rows, rows.rows + following);
+    ForRowBlocksOf(
+        depth, lanes, weights.rows, [&](auto size, int64_t r) HWY_ATTR {
+          const SumWeights<T> of = {Row(weights, r), weights.stride, 1};
+          const LaterRows<Stored> later = ahead.For(r);
+          const auto* const first = KeyRow<Stored>(rows, 0);
+          const int64_t stride = rows.stride;
+          const auto whole = [=](int64_t n, size_t c) HWY_ATTR {
+            later.Read(n, c);
+            return LoadWide(d, tag, first + n * stride + c);
+          };
+          [[maybe_unused]] const auto split = [=](int64_t n, size_t c, V& even,
+                                                  V& odd) HWY_ATTR {
+            if constexpr (kSplits<Stored>) {
+              later.Read(n, c);
+              Blocks::LoadSplit(first + n * stride + c, even, odd);
+            }
+          };
+          const auto store = Blocks::StoreIn(out, r, /*add=*/true);
+          [[maybe_unused]] const auto store_split = [&](int i, size_t c, V even,
+                                                        V odd) HWY_ATTR {
+            T* const p = Row(out, r + i) + c;
+            V even_before, odd_before;
+            hn::LoadInterleaved2(d, p, even_before, odd_before);
+            hn::StoreInterleaved2(hn::Add(even, even_before),
+                                  hn::Add(odd, odd_before), d, p);
+          };
+          size_t c = 0;
+          if constexpr (size() <= kDirectBlockRows) {
+            for (; c + 4 * lanes <= depth; c += 4 * lanes) {
               if constexpr (kSplits<Stored>) {
-                ReadAhead<Stored>(rows, n, c, ahead);
-                Blocks::LoadSplit(KeyRow<Stored>(rows, n) + c, even, odd);
+                Blocks::template SumBlock<size(), 4, true>(rows.rows, of, split,
+                                                           c, store_split);
+              } else {
+                Blocks::template SumBlock<size(), 4>(rows.rows, of, whole, c,
+                                                     store);
               }
+            }
+          }
+          if (c + 2 * lanes <= depth) {
+            Blocks::template SumBlock<size(), 2>(rows.rows, of, whole, c,
+                                                 store);
+            c += 2 * lanes;
+          }
+          if (c + lanes <= depth) {
+            Blocks::template SumBlock<size(), 1>(rows.rows, of, whole, c,
+                                                 store);
+            c += lanes;
+          }
+          if (c < depth) {
+            const auto tail = [=](int64_t n, size_t from) HWY_ATTR {
+              return LoadWideTail(d, tag, first + n * stride + from,
+                                  depth - from);
             };
-            const auto store = Blocks::StoreIn(out, r, /*add=*/true);
-            [[maybe_unused]] const auto store_split =
-                [&](int i, size_t c, V even, V odd) HWY_ATTR {
-                  T* const p = Row(out, r + i) + c;
-                  V even_before, odd_before;
-                  hn::LoadInterleaved2(d, p, even_before, odd_before);
-                  hn::StoreInterleaved2(hn::Add(even, even_before),
-                                        hn::Add(odd, odd_before), d, p);
-                };
-            size_t c = 0;
-            if constexpr (size() <= kDirectBlockRows) {
-              for (; c + 4 * lanes <= depth; c += 4 * lanes) {
-                if constexpr (kSplits<Stored>) {
-                  Blocks::template SumBlock<size(), 4, true>(
-                      rows.rows, weight, split, r, c, store_split);
-                } else {
-                  Blocks::template SumBlock<size(), 4>(rows.rows, weight, whole,
-                                                       r, c, store);
-                }
-              }
-            }
-            if (c + 2 * lanes <= depth) {
-              Blocks::template SumBlock<size(), 2>(rows.rows, weight, whole, r,
-                                                   c, store);
-              c += 2 * lanes;
-            }
-            if (c + lanes <= depth) {
-              Blocks::template SumBlock<size(), 1>(rows.rows, weight, whole, r,
-                                                   c, store);
-              c += lanes;
-            }
-            if (c < depth) {
-              const auto tail = [&](int64_t n, size_t first) HWY_ATTR {
-                return LoadWideTail(d, tag, KeyRow<Stored>(rows, n) + first,
-                                    depth - first);
-              };
-              Blocks::template SumBlock<size(), 1>(rows.rows, weight, tail, r,
-                                                   c, store);
-            }
+            Blocks::template SumBlock<size(), 1>(rows.rows, of, tail, c, store);
+          }
+        });
+  }
+
+  static void Combine(const DirectRows& weights, const Rows& rows,
+                      int64_t following, DirectRows out) {
+    WithStored<T>(rows.dtype, [&](auto tag) HWY_ATTR {
+      ForKeyBlocks(
+          tag, MostKeys(weights), rows, following,
+          [&](const Rows& block, int64_t first, int64_t after) HWY_ATTR {
+            CombineBlock(tag, FromKey(weights, first), block, after, out);
           });
     });
   }
@@ -262,11 +304,11 @@ struct DirectProducts : DirectBlocks<T> {
     const size_t lanes = hn::Lanes(d);
     const size_t depth = static_cast<size_t>(columns);
     const T scale = static_cast<T>(factor);
-    const auto weight = [&](int64_t k, int64_t n)
-                            HWY_ATTR { return Row(weights, n)[k]; };
-    const auto load = [&](int64_t n, size_t c)
-                          HWY_ATTR { return hn::Load(d, Row(x, n) + c); };
+    const auto load =
+        [d, rows = Row(x, 0), stride = x.stride](int64_t n, size_t c)
+            HWY_ATTR { return hn::Load(d, rows + n * stride + c); };
     ForRowBlocksOf(depth, lanes, keys, [&](auto size, int64_t k) HWY_ATTR {
+      const SumWeights<T> of = {Row(weights, 0) + k, 1, weights.stride};
       // By value: what is stored might else have changed them.
       T* const first = Row(out, k);
       const auto store = [first, stride = out.stride, scale](int i, size_t c,
@@ -277,16 +319,15 @@ struct DirectProducts : DirectBlocks<T> {
       size_t c = 0;
       if constexpr (size() <= kDirectBlockRows) {
         for (; c + 4 * lanes <= depth; c += 4 * lanes) {
-          Blocks::template SumBlock<size(), 4>(x.rows, weight, load, k, c,
-                                               store);
+          Blocks::template SumBlock<size(), 4>(x.rows, of, load, c, store);
         }
       }
       if (c + 2 * lanes <= depth) {
-        Blocks::template SumBlock<size(), 2>(x.rows, weight, load, k, c, store);
+        Blocks::template SumBlock<size(), 2>(x.rows, of, load, c, store);
         c += 2 * lanes;
       }
       if (c + lanes <= depth) {
-        Blocks::template SumBlock<size(), 1>(x.rows, weight, load, k, c, store);
+        Blocks::template SumBlock<size(), 1>(x.rows, of, load, c, store);
         c += lanes;
       }
       if (c < depth) {
@@ -294,8 +335,7 @@ struct DirectProducts : DirectBlocks<T> {
           StoreNarrowTail(d, Own(), hn::Mul(sum, hn::Set(d, scale)),
                           Row(out, k + i) + from, depth - from);
         };
-        Blocks::template SumBlock<size(), 1>(x.rows, weight, load, k, c,
-                                             store_tail);
+        Blocks::template SumBlock<size(), 1>(x.rows, of, load, c, store_tail);
       }
     });
   }
