@@ -97,6 +97,10 @@ inline constexpr bool kMasksLoads =
     HWY_TARGET <= (kBytes < 4 ? HWY_AVX3 : HWY_AVX2) && HWY_ARCH_X86;
 inline constexpr bool kMasksStores = HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3;
 
+// Not memset of an array: GCC 14 takes a count of bytes for one of elements
+// where it happens to be that too.
+HWY_INLINE void FillWithZeros(void* to, size_t bytes) { memset(to, 0, bytes); }
+
 // The first `count` < Lanes(d) elements, zeros behind them; reads no byte past
 // them. Masked, since a load from a buffer waits until the narrower stores that
 // filled it have left for the cache.
@@ -107,7 +111,7 @@ HWY_INLINE hn::Vec<D> LoadTail(D d, const hn::TFromD<D>* p, size_t count) {
     return hn::MaskedLoad(hn::FirstN(d, count), d, p);
   } else {
     HWY_ALIGN T buffer[HWY_MAX_BYTES / sizeof(T)];
-    memset(buffer, 0, hn::Lanes(d) * sizeof(T));
+    FillWithZeros(buffer, hn::Lanes(d) * sizeof(T));
     memcpy(buffer, p, count * sizeof(T));
     return hn::Load(d, buffer);
   }
@@ -134,7 +138,7 @@ HWY_INLINE hn::Vec<D> LoadWideTail(D d, Stored tag,
     // Not all of it: RISC-V's longest vectors have 64 KiB. Not MaxLanes(D()):
     // under SVE Highway 1.0.3 makes that too few for tags of part of a vector.
     HWY_ALIGN Type buffer[HWY_MAX_BYTES / 2];
-    memset(buffer, 0, hn::Lanes(d) * sizeof(buffer[0]));
+    FillWithZeros(buffer, hn::Lanes(d) * sizeof(buffer[0]));
     memcpy(buffer, p, count * sizeof(buffer[0]));
     return LoadWide(d, tag, buffer);
   }

@@ -59,7 +59,7 @@ struct StagingFunctions {
     const D d;
     const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
     HWY_ALIGN S some[HWY_MAX_BYTES / 2];
-    memset(some, 0, hn::Lanes(d) * sizeof(S));
+    FillWithZeros(some, hn::Lanes(d) * sizeof(S));
     int64_t k = 0;
     if (key_stride == 1) {
       for (; k + lanes <= count; k += lanes) {
@@ -229,7 +229,7 @@ struct StagingFunctions {
     S* data = static_cast<S*>(const_cast<void*>(out.data));
     HWY_ALIGN T rows[kStageQueries * kStageKeys];
     HWY_ALIGN S part[HWY_MAX_BYTES / 2];
-    memset(part, 0, hn::Lanes(d) * sizeof(S));
+    FillWithZeros(part, hn::Lanes(d) * sizeof(S));
     const int64_t group = std::min(kStageQueries, shape.panel);
     for (int64_t q0 = 0; q0 < shape.queries; q0 += group) {
       const int64_t queries = std::min(group, shape.queries - q0);
