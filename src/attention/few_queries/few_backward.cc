@@ -20,6 +20,9 @@ namespace {
 
 using threading::Team;
 
+// Keys of a run: five products read its K, V and scores, from L1.
+constexpr int64_t kRunKeys = simd::kDirectKeyBlock;
+
 // ---- Preprocess, of each item for itself: the queries are few.
 
 // Widens the item's rows of a tensor.
@@ -163,7 +166,7 @@ void ProcessPart(const FewBackwardState& call, const FewQueriesItem& item,
   Widen(call, item, args.dout, &worker.dout);
   PrepareStatistics<T>(call, item, worker);
   std::fill_n(static_cast<T*>(dq.data), rows * dq.stride, T(0));
-  ForKeyRuns(item, simd::kDirectKeyBlock, [&](Interval keys) {
+  ForKeyRuns(item, kRunKeys, [&](Interval keys) {
     const TensorRows at = KeyRowsOf(problem, item, keys);
     const simd::DirectScores scores =
         worker.views.Scores(item, keys, worker.products);
@@ -288,23 +291,19 @@ FewOperand::FewOperand(int64_t count, const ConstTensorView& tensor,
 
 FewBackwardWorker::FewBackwardWorker(const FewBackwardInputs& in,
                                      threading::ScratchLayout* layout)
-    : views(in.problem, in.staging, in.plan.most_rows, simd::kDirectKeyBlock,
-            layout),
+    : views(in.problem, in.staging, in.plan.most_rows, kRunKeys, layout),
       q(in.plan.most_rows, in.problem.q, in, layout),
       dout(in.plan.most_rows, in.args.dout, in, layout),
-      k(in.problem.k, simd::kDirectKeyBlock, /*sums=*/true,
-        in.engine.accumulator, layout),
-      v(in.problem.v, simd::kDirectKeyBlock, /*sums=*/false,
-        in.engine.accumulator, layout) {
+      k(in.problem.k, kRunKeys, /*sums=*/true, in.engine.accumulator, layout),
+      v(in.problem.v, kRunKeys, /*sums=*/false, in.engine.accumulator, layout) {
   const Problem& problem = in.problem;
   const AttentionBackwardArgs& args = in.args;
   const DType wide = in.engine.accumulator;
   const int64_t rows = in.plan.most_rows;
-  const int64_t keys = simd::kDirectKeyBlock;
-  products = TakeRows(rows, keys, wide, layout);
-  dp = TakeRows(rows, keys, wide, layout);
+  products = TakeRows(rows, kRunKeys, wide, layout);
+  dp = TakeRows(rows, kRunKeys, wide, layout);
   dq = TakeRows(rows, problem.head_dim, wide, layout);
-  gradients = TakeRows(keys, std::max(problem.head_dim, problem.value_dim),
+  gradients = TakeRows(kRunKeys, std::max(problem.head_dim, problem.value_dim),
                        wide, layout);
   lse = layout->Take(static_cast<size_t>(rows) * in.element());
   delta = layout->Take(static_cast<size_t>(rows) * in.element());
@@ -313,12 +312,12 @@ FewBackwardWorker::FewBackwardWorker(const FewBackwardInputs& in,
   size_t bytes = 0;
   for (const TensorView& view : {args.dq, args.dk, args.dv}) {
     if (view.given()) {
-      bytes = std::max(bytes, GatheredBytes(view, std::max(rows, keys)));
+      bytes = std::max(bytes, GatheredBytes(view, std::max(rows, kRunKeys)));
     }
   }
   if (args.dbias.given()) {
     ConstTensorView run = args.dbias;
-    run.sizes[3] = keys;
+    run.sizes[3] = kRunKeys;
     bytes = std::max(bytes, GatheredBytes(run, rows));
   }
   narrowed = layout->Take(bytes);
