@@ -5,7 +5,8 @@
 # The short ones, which CI runs, leave out AVX-512, SSE4 and SSSE3 (6592 names them to Highway), build at -O1, and run
 # each suite once, on an eighth of its cases; tsan-short those that share work between threads, asan-short all but two long
 # ones of the checker and the pools on libomp. asan-short checks no pointers for null, alignment and the size of objects, which
-# would double the time that GCC takes.
+# would double the time that GCC takes, and no kernel for variables used after their scope: their temporaries are so many that
+# GCC took four times as long, and the suites twice.
 # Environment: FA2_TESTS (a ctest -R pattern; default: all tests).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
