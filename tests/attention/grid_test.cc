@@ -215,14 +215,16 @@ TEST(AttentionGrid, FewOfManyKeysVisible) {
 }
 
 // Where heads are enough for all threads a head's keys are one part, which few
-// queries take in runs of 256 keys, or fewer where rows are many or long.
+// queries take in runs of 1,024 keys, or fewer where rows are many or long.
 TEST(AttentionGrid, FewQueriesOfSeveralRuns) {
   const Contexts contexts({1, 3});
   struct Shape {
-    int64_t heads, kv_heads, nq, head_dim;
+    int64_t heads, kv_heads, nq, nk, head_dim;
   };
-  const std::vector<Shape> shapes = {
-      {64, 64, 1, 64}, {64, 64, 7, 16}, {128, 64, 9, 32}, {64, 64, 2, 280}};
+  const std::vector<Shape> shapes = {{64, 64, 1, 1091, 64},
+                                     {64, 64, 7, 641, 16},
+                                     {128, 64, 9, 321, 32},
+                                     {64, 64, 2, 321, 280}};
   int which = 0;
   for (const DType dtype :
        {DType::kBF16, DType::kF32, DType::kF16, DType::kF64}) {
@@ -234,7 +236,7 @@ TEST(AttentionGrid, FewQueriesOfSeveralRuns) {
       c.heads = shapes[i].heads;
       c.kv_heads = shapes[i].kv_heads;
       c.nq = shapes[i].nq;
-      c.nk = 321 - which % 3;
+      c.nk = shapes[i].nk - which % 3;
       c.head_dim = c.value_dim = shapes[i].head_dim;
       switch (which % 5) {
         case 0:

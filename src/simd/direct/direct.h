@@ -20,7 +20,7 @@ namespace fa2::simd {
 // stay in L1.
 inline constexpr int64_t kDirectKeyBlock = 64;
 // Keys that a call takes at most.
-inline constexpr int64_t kDirectKeys = 4 * kDirectKeyBlock;
+inline constexpr int64_t kDirectKeys = 16 * kDirectKeyBlock;
 
 // Rows of T. Whole vectors may be read and written: the stride is a multiple of
 // kDirectLanes, and what lies past the columns is zero, or ignored.
