@@ -142,7 +142,7 @@ TEST(AttentionNonfinite, OfFewQueries) {
   ExpectOfUnpackedKeys(c);
 }
 
-// Of one block of keys and of several.
+// Of one block of keys and of several, of one head of queries and of two.
 TEST(AttentionNonfinite, OfKeysAsTheyLie) {
   for (const DType dtype : {DType::kF32, DType::kF64}) {
     for (const int64_t nk : {50, 300}) {
@@ -150,6 +150,9 @@ TEST(AttentionNonfinite, OfKeysAsTheyLie) {
       c.kv_heads = c.heads;
       c.nq = 40;
       c.nk = nk;
+      ExpectOfUnpackedKeys(c);
+      c.kv_heads = c.heads / 2;
+      c.nq = 20;
       ExpectOfUnpackedKeys(c);
     }
   }
