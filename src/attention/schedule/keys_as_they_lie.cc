@@ -38,8 +38,7 @@ bool TakeKAsItLies(const Problem& problem, const simd::Engine& engine) {
 
 bool TakeKeysAsTheyLie(const Problem& problem, const simd::Engine& engine) {
   return engine.rows_as_they_lie && AsPacked(problem.k, engine) &&
-         AsPacked(problem.v, engine) &&
-         problem.most_queries() <= kMostQueries;
+         AsPacked(problem.v, engine) && problem.most_queries() <= kMostQueries;
 }
 
 }  // namespace fa2::attention
