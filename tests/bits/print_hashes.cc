@@ -22,15 +22,12 @@ void Print(const char* kind, const AttentionCase& c,
            const std::vector<Context*>& contexts) {
   const AttentionInputs inputs = MakeInputs(c);
   for (Context* context : contexts) {
-    const AttentionOutputs o = MakeOutputs(c, inputs);
     std::string line = std::string(kind) + " " + std::to_string(c.seed) + " ";
-    Status status = AttentionForward(ForwardArgs(inputs, o), context);
-    if (status.ok()) {
-      status = AttentionBackward(BackwardArgs(c, inputs, o), context);
-    }
+    uint64_t hash;
+    const Status status = HashOfCall(c, inputs, context, &hash);
     char text[32];
     snprintf(text, sizeof(text), "%016llx",
-             static_cast<unsigned long long>(HashOf(c, o)));
+             static_cast<unsigned long long>(hash));
     line += status.ok() ? text : status.message();
     printf("%s %s\n", line.c_str(), Describe(c).c_str());
   }

@@ -22,8 +22,6 @@ uint64_t Hash(uint64_t hash, const ConstTensorView& view) {
   return hash;
 }
 
-}  // namespace
-
 uint64_t HashOf(const AttentionCase& c, const AttentionOutputs& o) {
   uint64_t hash = 0xCBF29CE484222325;
   hash = Hash(hash, o.out.view);
@@ -33,6 +31,20 @@ uint64_t HashOf(const AttentionCase& c, const AttentionOutputs& o) {
     hash = Hash(hash, t->view);
   }
   return hash;
+}
+
+}  // namespace
+
+Status HashOfCall(const AttentionCase& c, const AttentionInputs& inputs,
+                  Context* context, uint64_t* hash) {
+  *hash = 0;
+  const AttentionOutputs o = MakeOutputs(c, inputs);
+  Status status = AttentionForward(ForwardArgs(inputs, o), context);
+  if (status.ok()) {
+    status = AttentionBackward(BackwardArgs(c, inputs, o), context);
+  }
+  if (status.ok()) *hash = HashOf(c, o);
+  return status;
 }
 
 }  // namespace fa2::test

@@ -6,13 +6,17 @@
 
 #include <cstdint>
 
+#include "fa2/context.h"
+#include "fa2/status.h"
 #include "tests/support/attention_case.h"
 
 namespace fa2::test {
 
-// Over every element of every output, but for the padding of a padded lse,
-// which is left as it was; all NaNs are one value.
-uint64_t HashOf(const AttentionCase& c, const AttentionOutputs& outputs);
+// Runs forward and backward. `hash` is over every element of every output, but
+// for the padding of a padded lse, which is left as it was; all NaNs are one
+// value. It is 0 where a call fails.
+Status HashOfCall(const AttentionCase& c, const AttentionInputs& inputs,
+                  Context* context, uint64_t* hash);
 
 }  // namespace fa2::test
 
