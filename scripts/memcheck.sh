@@ -4,7 +4,7 @@
 # on memory nobody wrote.
 #   scripts/memcheck.sh [suites...]    default: those below
 # On SSSE3, an eighth of the random cases: valgrind runs a thread at a time, 20 to 50 times as slowly, and knows no AVX-512.
-# Environment: FA2_BUILD_DIR (default: build), FA2_MAX_TARGET (default: ssse3).
+# Environment: FA2_BUILD_DIR (default: build), FA2_MAX_TARGET (default: ssse3), FA2_TEST_FEW_CASES (default: 2).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=${FA2_BUILD_DIR:-build}

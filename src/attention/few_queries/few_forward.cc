@@ -147,9 +147,9 @@ size_t StatisticBytes(const FewForwardInputs& in) {
 }
 
 // Keys of a run at most. A row of a run costs its maximum, its sum and what its
-// options take, however many keys it has, and where K and V come from L3 each
-// begins anew: 256 instead of 64 are 0.85 to 0.95 of the time, 1,024 instead of
-// 256 0.90 to 0.99. But the products of a run stay in L1, and what a worker
+// options take, however many keys it has, and each run begins reading K and V
+// anew: 256 keys instead of 64 are 0.85 to 0.95 of the time, 1,024 instead of
+// 256 0.90 to 1.02. But the products of a run stay in L1, and what a worker
 // keeps of it is little where rows are long.
 int64_t RunKeys(const FewForwardInputs& in) {
   constexpr int64_t kMostProducts = 4096;
