@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Runs the tests under sanitizers.
-#   scripts/sanitize.sh [asan|tsan|asan-short|tsan-short]...    default: asan and tsan; asan includes undefined behaviour
+#   scripts/sanitize.sh [asan|integer|tsan|asan-short|tsan-short]...    default: the first three
+# asan includes undefined behaviour. integer is about sizes, strides and counts: overflow, and conversions that lose bits or the
+# sign, with AVX2 and plain C++ alone and an eighth of the cases. tsan builds a oneTBB with ThreadSanitizer first (build-tbb-tsan).
 # The short ones, which CI runs, leave out AVX-512, SSE4 and SSSE3 (6592 names them to Highway), build at -O1, and run
 # each suite once, on an eighth of its cases; tsan-short those that share work between threads, asan-short all but two long
 # ones of the checker and the pools on libomp. asan-short checks no pointers for null, alignment and the size of objects, which
@@ -13,8 +15,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 scripts/install_deps.sh build clang libclang-rt-dev
 export UBSAN_OPTIONS=print_stacktrace=1
-if [[ $# -eq 0 ]]; then set -- asan tsan; fi
+if [[ $# -eq 0 ]]; then set -- asan integer tsan; fi
 for preset in "$@"; do
+  if [[ $preset == tsan* ]]; then scripts/instrumented_tbb.sh build-tbb-tsan; fi
   cmake --preset "$preset"
   # The short runs leave suites out, which need not be built: a suite has its target's name.
   targets=()

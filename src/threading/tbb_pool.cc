@@ -18,8 +18,10 @@ namespace fa2::threading {
 namespace {
 
 // ThreadSanitizer does not see the synchronisation inside TBB, which
-// distributions build without it.
-#if defined(__SANITIZE_THREAD__)
+// distributions build without it; scripts/instrumented_tbb.sh builds one with.
+#if defined(FA2_INSTRUMENTED_TBB)
+constexpr bool kOwnThreads = false;
+#elif defined(__SANITIZE_THREAD__)
 constexpr bool kOwnThreads = true;
 #elif defined(__has_feature)
 constexpr bool kOwnThreads = __has_feature(thread_sanitizer);

@@ -230,7 +230,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }();
   if (!made) Fail("the folder cannot be entered");
   Random random(data, size);
-  folder.Write("broken", std::string(data, data + std::min<size_t>(size, 100)));
+  folder.Write("broken", TextOf(data, std::min<size_t>(size, 100)));
   const Words words = CommandLine(random);
   std::vector<const char*> arguments;
   std::string line;

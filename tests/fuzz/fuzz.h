@@ -27,6 +27,11 @@ namespace fa2::test {
   std::abort();
 }
 
+// Bytes of an input as text.
+inline std::string TextOf(const uint8_t* data, size_t size) {
+  return std::string(reinterpret_cast<const char*>(data), size);
+}
+
 // Contexts that must give the same bits, on one target and engine.
 struct ContextGroup {
   std::string name;

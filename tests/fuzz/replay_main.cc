@@ -41,7 +41,9 @@ void Run(const Bytes& input) {
 
 Bytes ReadFile(const std::filesystem::path& path) {
   std::ifstream stream(path, std::ios::binary);
-  return Bytes(std::istreambuf_iterator<char>(stream), {});
+  const std::string text(std::istreambuf_iterator<char>(stream), {});
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(text.data());
+  return Bytes(bytes, bytes + text.size());
 }
 
 // Some bytes changed, added or cut off; now and then all of them.

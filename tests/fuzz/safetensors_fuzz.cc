@@ -23,9 +23,9 @@ constexpr size_t kTensorBytes = 8192;
 // so a change of the header's size is not the end of the file.
 std::string FileOf(const uint8_t* data, size_t size) {
   if (size == 0 || data[0] % 2 == 0) {
-    return std::string(data, data + size);
+    return TextOf(data, size);
   }
-  const std::string input(data + 1, data + size);
+  const std::string input = TextOf(data + 1, size - 1);
   const size_t end = std::min(input.find('\0'), input.size());
   const std::string header = input.substr(0, end);
   const std::string seed = end < input.size() ? input.substr(end + 1) : "";
