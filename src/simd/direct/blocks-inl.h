@@ -408,6 +408,48 @@ struct DirectBlocks {
 #undef FA2_ROW
   }
 
+  // One row's sums, as SumBlock makes them, of eight vectors of columns.
+  template <bool kSplit, class LoadAt, class StoreAt>
+  static HWY_INLINE void SumWideRow(int64_t count, SumWeights<T> weights,
+                                    const LoadAt& load, size_t c,
+                                    const StoreAt& store) {
+    const D d;
+    const size_t lanes = hn::Lanes(d);
+    V s0, s1, s2, s3, s4, s5, s6, s7;
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = hn::Zero(d);
+    const T* w = weights.data;
+    for (int64_t n = 0; n < count; ++n, w += weights.term) {
+      const V weight = hn::Set(d, *w);
+      const auto add_pair = [&](size_t vector, V& a, V& b) HWY_ATTR {
+        V va, vb;
+        if constexpr (kSplit) {
+          load(n, c + vector * lanes, va, vb);
+        } else {
+          va = load(n, c + vector * lanes);
+          vb = load(n, c + (vector + 1) * lanes);
+        }
+        a = hn::MulAdd(weight, va, a);
+        b = hn::MulAdd(weight, vb, b);
+      };
+      add_pair(0, s0, s1);
+      add_pair(2, s2, s3);
+      add_pair(4, s4, s5);
+      add_pair(6, s6, s7);
+    }
+    const auto store_pair = [&](size_t vector, V a, V b) HWY_ATTR {
+      if constexpr (kSplit) {
+        store(0, c + vector * lanes, a, b);
+      } else {
+        store(0, c + vector * lanes, a);
+        store(0, c + (vector + 1) * lanes, b);
+      }
+    };
+    store_pair(0, s0, s1);
+    store_pair(2, s2, s3);
+    store_pair(4, s4, s5);
+    store_pair(6, s6, s7);
+  }
+
   // Sums become, or are added to, rows of out from `first` on.
   static HWY_INLINE auto StoreIn(const DirectRows& out, int64_t first,
                                  bool add) {

@@ -255,6 +255,17 @@ struct DirectProducts : DirectBlocks<T> {
                                   hn::Add(odd, odd_before), d, p);
           };
           size_t c = 0;
+          if constexpr (size() == 1) {
+            for (; c + 8 * lanes <= depth; c += 8 * lanes) {
+              if constexpr (kSplits<Stored>) {
+                Blocks::template SumWideRow<true>(rows.rows, of, split, c,
+                                                  store_split);
+              } else {
+                Blocks::template SumWideRow<false>(rows.rows, of, whole, c,
+                                                   store);
+              }
+            }
+          }
           if constexpr (size() <= kDirectBlockRows) {
             for (; c + 4 * lanes <= depth; c += 4 * lanes) {
               if constexpr (kSplits<Stored>) {
