@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "src/platform/amx_permission.h"
+#include "src/platform/tile_config.h"
 
 namespace fa2::peak {
 namespace {
@@ -50,21 +51,14 @@ __attribute__((target("avx512f,avx512bf16"))) double Bf16DotRounds(
   return 24.0 * 8 * static_cast<double>(rounds) * 32 * 2;
 }
 
-struct alignas(64) TileConfig {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
 // 2 x 2 accumulator tiles, two left and two right operands: all 8 tiles, as a
 // matrix kernel uses them. 4 x 16 cycles between uses of an accumulator hide
 // the latency of 52.
 __attribute__((target("amx-tile,amx-bf16"))) double AmxRounds(size_t rounds,
                                                               const float* seed,
                                                               float* sink) {
-  TileConfig config;
+  platform::TileConfig config;
+  config.palette = 1;
   for (int tile = 0; tile < 8; ++tile) {
     config.row_bytes[tile] = 64;
     config.rows[tile] = 16;

@@ -16,19 +16,14 @@
 
 #include "fa2/context.h"
 #include "src/platform/amx_permission.h"
+#include "src/platform/tile_config.h"
 #include "tests/support/attention_case.h"
 #include "tests/support/output_hash.h"
 
 namespace fa2::test {
 namespace {
 
-struct alignas(64) TileConfig {
-  uint8_t palette = 0;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t column_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
+using platform::TileConfig;
 
 TileConfig StoredConfig() {
   TileConfig config;
@@ -74,8 +69,8 @@ class CallersProduct {
     config.palette = 1;
     config.rows[0] = config.rows[1] = kRows;
     config.rows[2] = kInner / 4;
-    config.column_bytes[0] = config.column_bytes[2] = 4 * kColumns;
-    config.column_bytes[1] = kInner;
+    config.row_bytes[0] = config.row_bytes[2] = 4 * kColumns;
+    config.row_bytes[1] = kInner;
     asm volatile("ldtilecfg %0" : : "m"(config));
     asm volatile(
         "tilezero %%tmm0\n\t"

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "src/platform/tile_config.h"
 #include "src/simd/amx/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -30,15 +31,10 @@ inline constexpr int64_t kTileBytes = 1024;
 // phases that hand data over in memory.
 struct HardwareTiles {
   static HWY_INLINE void Begin() {
-    struct alignas(64) Config {
-      uint8_t palette = 1;
-      uint8_t start_row = 0;
-      uint8_t reserved[14] = {};
-      uint16_t column_bytes[16] = {};
-      uint8_t rows[16] = {};
-    } config;
+    platform::TileConfig config;
+    config.palette = 1;
     for (int t = 0; t < 8; ++t) {
-      config.column_bytes[t] = 64;
+      config.row_bytes[t] = 64;
       config.rows[t] = 16;
     }
     asm volatile("ldtilecfg %0" : : "m"(config) : "memory");
