@@ -19,6 +19,7 @@
 #include "tests/support/attention_case.h"
 #include "tests/support/attention_check.h"
 #include "tests/support/attention_run.h"
+#include "tests/support/fork_trouble.h"
 
 namespace fa2::test {
 namespace {
@@ -242,9 +243,9 @@ TEST(AttentionEdge, CallsFromSeveralThreadsAtOnce) {
 }
 
 TEST(AttentionEdge, WorksInTheChildOfAFork) {
-  // scripts/qemu.sh. An assertion of qemu 7.2 fails (plugins/core.c) when a
-  // forked child starts threads.
-  if (std::getenv("FA2_UNDER_QEMU") != nullptr) GTEST_SKIP() << "qemu-user";
+  if (const char* trouble = ForkTroubleBesideThreads()) {
+    GTEST_SKIP() << trouble;
+  }
   const Contexts contexts({2});
   const AttentionCase c = BaseCase(DType::kBF16);
   const AttentionInputs inputs = MakeInputs(c);

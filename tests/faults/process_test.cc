@@ -19,6 +19,7 @@
 
 #include "fa2/context.h"
 #include "tests/support/attention_case.h"
+#include "tests/support/fork_trouble.h"
 #include "tests/support/output_hash.h"
 
 namespace fa2::test {
@@ -113,9 +114,28 @@ std::string EndOf(pid_t child) {
              : "exit code " + std::to_string(WEXITSTATUS(status));
 }
 
-// An assertion of qemu 7.2 fails (plugins/core.c) when a forked child starts
-// threads.
-bool UnderQemu() { return std::getenv("FA2_UNDER_QEMU") != nullptr; }
+// Comes first: there is no other thread yet when it forks, so that it may under
+// every sanitizer.
+TEST(Process, EndsWhileThreadsCompute) {
+  if (const char* trouble = ForkTrouble()) GTEST_SKIP() << trouble;
+  (void)AllWork();
+  for (int n = 0; n < 12; ++n) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      alarm(60);
+      // On the default context, which is there as long as the process, and on
+      // one of its own, that nobody destroys.
+      static Context* const own = Make(3).release();
+      static Callers* const callers =
+          new Callers(n % 2 == 0 ? own : nullptr, 2);
+      (void)callers;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5 * (n % 4)));
+      std::exit(0);  // destructors of static objects run beside the calls
+    }
+    EXPECT_EQ(EndOf(child), "") << "child " << n;
+  }
+}
 
 TEST(Process, EightThreadsOnOneContextAndOnTheirOwn) {
   for (const bool own : {false, true}) {
@@ -151,7 +171,9 @@ TEST(Process, CallsFromStdAsync) {
 }
 
 TEST(Process, ForksWhileThreadsCompute) {
-  if (UnderQemu()) GTEST_SKIP() << "qemu-user";
+  if (const char* trouble = ForkTroubleBesideThreads()) {
+    GTEST_SKIP() << trouble;
+  }
   const auto context = Make(2);
   (void)AllWork();
   Callers callers(context.get(), 3);
@@ -171,27 +193,6 @@ TEST(Process, ForksWhileThreadsCompute) {
   }
   callers.Stop();
   EXPECT_EQ(callers.wrong(), 0);
-}
-
-TEST(Process, EndsWhileThreadsCompute) {
-  if (UnderQemu()) GTEST_SKIP() << "qemu-user";
-  (void)AllWork();
-  for (int n = 0; n < 12; ++n) {
-    const pid_t child = fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
-      alarm(60);
-      // On the default context, which is there as long as the process, and on
-      // one of its own, that nobody destroys.
-      static Context* const own = Make(3).release();
-      static Callers* const callers =
-          new Callers(n % 2 == 0 ? own : nullptr, 2);
-      (void)callers;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5 * (n % 4)));
-      std::exit(0);  // destructors of static objects run beside the calls
-    }
-    EXPECT_EQ(EndOf(child), "") << "child " << n;
-  }
 }
 
 std::atomic<int> g_signals{0};

@@ -22,6 +22,7 @@
 
 #include "fa2/context.h"
 #include "tests/support/attention_run.h"
+#include "tests/support/fork_trouble.h"
 
 namespace fa2::test {
 namespace {
@@ -244,9 +245,9 @@ TEST(Pools, GoOnWhenTheRuntimeGivesFewerThreads) {
 }
 
 TEST(Pools, ServeTheChildOfAFork) {
-  // An assertion of qemu 7.2 fails (plugins/core.c) when a forked child starts
-  // threads.
-  if (std::getenv("FA2_UNDER_QEMU") != nullptr) GTEST_SKIP() << "qemu-user";
+  if (const char* trouble = ForkTroubleBesideThreads()) {
+    GTEST_SKIP() << trouble;
+  }
   const AllPools pools;
   const AttentionCase c = Cases()[0];
   const AttentionInputs inputs = MakeInputs(c);
@@ -260,9 +261,7 @@ TEST(Pools, ServeTheChildOfAFork) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    // A child that hangs fails; one that shares two cores with another
-    // sanitized test has been seen to take two minutes.
-    alarm(900);
+    alarm(300);  // a child that hangs ends
     std::vector<Context*> contexts = pools.list();
     const auto fresh = OnPool(OpenMp() == nullptr ? "tbb" : "openmp", 4);
     contexts.push_back(fresh.get());
