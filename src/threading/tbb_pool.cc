@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "src/platform/fork_count.h"
+#include "src/threading/arena.h"
 #include "src/threading/own_threads.h"
 #include "src/threading/pools.h"
 #include "src/threading/wait.h"
@@ -45,37 +46,39 @@ bool HasWorkers() {
   return forks == platform::ForkCount();
 }
 
-// Threads, callers' and TBB's, that all pools there are may want at once, and
-// that the system is known to give.
-std::atomic<int> g_wanted{0};
+// Threads, callers' and TBB's, that the system is known to give.
 std::atomic<int> g_granted{1};
 
 class TbbPool : public Pool {
  public:
   explicit TbbPool(int num_threads)
       : Pool(num_threads),
-        arena_((AllowManyWorkers(),
-                std::make_shared<tbb::task_arena>(num_threads))) {
+        arena_((AllowManyWorkers(), TakeArena(num_threads))) {
     (void)HasWorkers();
   }
 
   ~TbbPool() override {
-    if (counted_.load()) g_wanted.fetch_sub(num_threads());
-    // Taking down an arena whose workers were lost by a fork would wait for
-    // them for ever: a reference to it is never given back.
-    using Arena = std::shared_ptr<tbb::task_arena>;
-    alignas(Arena) std::byte kept[sizeof(Arena)];
-    if (!HasWorkers()) new (kept) Arena(arena_);
+    if (!HasWorkers()) {
+      // Taking down an arena whose workers were lost by a fork would wait for
+      // them for ever: a reference to it is never given back.
+      using Reference = std::shared_ptr<Arena>;
+      alignas(Reference) std::byte kept[sizeof(Reference)];
+      new (kept) Reference(arena_);
+    } else if (arena_->broken.load()) {
+      arena_->Discount();
+    } else {
+      GiveBackArena(arena_);
+    }
   }
 
   const char* name() const override { return "tbb"; }
 
   void RunWorkers(int workers, Worker worker, void* argument) const override {
-    if (kOwnThreads || broken_.load() || !HasWorkers()) {
+    if (kOwnThreads || arena_->broken.load() || !HasWorkers()) {
       (void)RunOnOwnThreads(workers, workers, worker, argument);
       return;
     }
-    if (!trusted_.load() && !Trust(workers, worker, argument)) return;
+    if (!arena_->trusted.load() && !Trust(workers, worker, argument)) return;
     std::unique_ptr<Call> call(new (std::nothrow) Call);
     if (call == nullptr) return;
     call->worker = worker;
@@ -85,14 +88,14 @@ class TbbPool : public Pool {
     call->by_slot = workers == num_threads();
     bool complete = false;
     try {
-      arena_->execute([&] {
+      arena_->tasks.execute([&] {
         // Isolated: while this waits for its helpers it must not take up
         // another call's, which would keep it until that call ends.
         tbb::this_task_arena::isolate([&] {
           const bool started = Start(call.get(), workers);
           call->Work(0);
           call->End();
-          if (!started || broken_.load()) return;
+          if (!started || arena_->broken.load()) return;
           call->group.wait();
           complete = true;
         });
@@ -104,7 +107,7 @@ class TbbPool : public Pool {
     // TBB has lost count: of the group's tasks where it had no memory for one,
     // of the arena's threads where it could not start one. Who waits for them
     // waits for ever, so both are left behind.
-    broken_.store(true);
+    arena_->broken.store(true);
     call->End();
     LeaveBehind(std::move(call));
   }
@@ -119,7 +122,7 @@ class TbbPool : public Pool {
     std::atomic<int> inside{0};
     std::atomic<bool> over{false};
     // Where it is left behind.
-    std::shared_ptr<tbb::task_arena> arena;
+    std::shared_ptr<Arena> arena;
     Call* next = nullptr;
 
     void Work(int index) {
@@ -144,11 +147,11 @@ class TbbPool : public Pool {
   // cannot start another. So the first calls run on threads of their own, as
   // many as TBB may come to start.
   bool Trust(int workers, Worker worker, void* argument) const {
-    if (!counted_.exchange(true)) g_wanted.fetch_add(num_threads());
-    const int wanted = g_wanted.load();
+    arena_->Count();
+    const int wanted = Arena::Wanted();
     int granted = g_granted.load();
     if (granted >= wanted) {
-      trusted_.store(true);
+      arena_->trusted.store(true);
       return true;
     }
     if (RunOnOwnThreads(wanted, workers, worker, argument) >= wanted) {
@@ -181,10 +184,7 @@ class TbbPool : public Pool {
     (void)call.release();
   }
 
-  const std::shared_ptr<tbb::task_arena> arena_;
-  mutable std::atomic<bool> counted_{false};  // in g_wanted
-  mutable std::atomic<bool> trusted_{false};
-  mutable std::atomic<bool> broken_{false};
+  const std::shared_ptr<Arena> arena_;
 };
 
 }  // namespace

@@ -13,14 +13,18 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "fa2/context.h"
+#include "fa2/training_ops.h"
 #include "tests/support/attention_run.h"
 #include "tests/support/fork_trouble.h"
 
@@ -272,6 +276,38 @@ TEST(Pools, ServeTheChildOfAFork) {
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 0);
   EXPECT_TRUE(CheckAttention(c, inputs, pools.list()).empty());
+}
+
+// Those of this process, where the system tells.
+int ThreadsOfProcess() {
+  std::error_code error;
+  std::filesystem::directory_iterator tasks("/proc/self/task", error);
+  if (error) return 0;
+  return static_cast<int>(std::distance(begin(tasks), end(tasks)));
+}
+
+// Short calls on contexts that live briefly: TBB starts no worker for one while
+// those of the last are on their way.
+TEST(Pools, ContextsInTurnsShareTheirWorkers) {
+  if (ThreadsOfProcess() == 0) GTEST_SKIP() << "no /proc/self/task here";
+  const int64_t rows = 20, columns = 1201;
+  std::vector<float> x(static_cast<size_t>(rows * columns), 1.0f), y(x.size());
+  TensorView in = {x.data(),
+                   DType::kF32,
+                   {1, 1, rows, columns},
+                   {rows * columns, rows * columns, columns, 1}};
+  TensorView out = in;
+  out.data = y.data();
+  const int before = ThreadsOfProcess();
+  for (int n = 0; n < 100; ++n) {
+    for (const int threads : {2, 3, 4}) {
+      const auto context = OnPool("tbb", threads);
+      for (int call = 0; call < 10; ++call) {
+        ASSERT_TRUE(Softmax(in, out, context.get()).ok());
+      }
+    }
+  }
+  EXPECT_LE(ThreadsOfProcess(), before + 2 + 3 + 4);
 }
 
 TEST(Pools, LoopsRunEveryItemOnceAndThrow) {

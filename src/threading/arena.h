@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// oneTBB's arenas, which pools use one after another.
+#ifndef FA2_SRC_THREADING_ARENA_H_
+#define FA2_SRC_THREADING_ARENA_H_
+
+#include <tbb/task_arena.h>
+
+#include <atomic>
+#include <memory>
+
+namespace fa2::threading {
+
+class Arena {
+ public:
+  explicit Arena(int num_threads)
+      : tasks(num_threads), num_threads_(num_threads) {}
+  ~Arena() { Discount(); }
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  int num_threads() const { return num_threads_; }
+
+  // Threads, callers' and TBB's, that the arenas which are counted may want at
+  // once.
+  static int Wanted() { return wanted_.load(); }
+  void Count() {
+    if (!counted_.exchange(true)) wanted_.fetch_add(num_threads_);
+  }
+  void Discount() {
+    if (counted_.exchange(false)) wanted_.fetch_sub(num_threads_);
+  }
+
+  tbb::task_arena tasks;
+  std::atomic<bool> trusted{false};  // the system gives its threads
+  std::atomic<bool> broken{false};   // TBB has lost count of its tasks
+
+ private:
+  static std::atomic<int> wanted_;
+  const int num_threads_;
+  std::atomic<bool> counted_{false};
+};
+
+// One that was given back, or a new one.
+std::shared_ptr<Arena> TakeArena(int num_threads);
+
+// For the next pool of as many threads.
+void GiveBackArena(std::shared_ptr<Arena> arena);
+
+}  // namespace fa2::threading
+
+#endif  // FA2_SRC_THREADING_ARENA_H_
