@@ -94,12 +94,12 @@ void ExpectOfUnpackedKeys(const AttentionCase& base) {
          Set(in->q.view, {0, 2, 1, 5}, x);
        }},
       {"k",
-       [key](AttentionInputs* in, double x) {
-         Set(in->k.view, {0, 1, key, 39}, x);
+       [&](AttentionInputs* in, double x) {
+         Set(in->k.view, {0, 1, key, base.head_dim - 1}, x);
        }},
       {"v",
-       [key](AttentionInputs* in, double x) {
-         Set(in->v.view, {0, 1, key, 32}, x);
+       [&](AttentionInputs* in, double x) {
+         Set(in->v.view, {0, 1, key, base.value_dim - 1}, x);
        }},
       {"dout",
        [](AttentionInputs* in, double x) {
@@ -139,6 +139,8 @@ TEST(AttentionNonfinite, OfFewQueries) {
   c.heads = c.kv_heads = 64;
   c.nq = 2;
   c.nk = 1091;
+  c.head_dim = 17;
+  c.value_dim = 18;
   ExpectOfUnpackedKeys(c);
 }
 

@@ -13,12 +13,12 @@
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "fa2/training_ops.h"
 #include "src/common/half.h"
+#include "tests/support/random.h"
 
 namespace fa2::test {
 
@@ -157,9 +157,9 @@ class Array {
 };
 
 inline std::function<float()> Normal(uint32_t seed, float sigma = 1.0f) {
-  auto engine = std::make_shared<std::mt19937>(seed);
-  auto normal = std::make_shared<std::normal_distribution<float>>(0.0f, sigma);
-  return [engine, normal] { return (*normal)(*engine); };
+  return [random = Random(seed), sigma]() mutable {
+    return sigma * static_cast<float>(random.Normal());
+  };
 }
 
 inline TensorView Vector(void* data, DType dtype, int64_t n) {
