@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/threading/arena.h"
 
+#include <tbb/global_control.h>
+#include <tbb/info.h>
+
 #include <algorithm>
 #include <cstddef>
+#include <exception>
 #include <iterator>
 #include <mutex>
 #include <utility>
@@ -19,34 +23,54 @@ namespace {
 // threads. What has been idle for this many pools more is wanted no longer.
 constexpr size_t kMostIdle = 8;
 
-struct IdleArenas {
-  IdleArenas() { arenas.reserve(kMostIdle); }
+struct Arenas {
+  Arenas() { idle.reserve(kMostIdle); }
+
   platform::ForkMutex mutex;
-  std::vector<std::shared_ptr<Arena>> arenas;  // given back last: at the end
+  std::vector<std::shared_ptr<Arena>> idle;  // given back last: at the end
+  std::atomic<int> wanted{0};
+  // By default TBB has as many workers as cores, and says so on stderr when an
+  // arena asks for more.
+  std::unique_ptr<tbb::global_control> limit;
 };
 
 // As long as the process: contexts may be destroyed when it ends.
-IdleArenas& Idle() {
-  static IdleArenas* const idle = new IdleArenas;
-  return *idle;
+Arenas& All() {
+  static Arenas* const all = new Arenas;
+  return *all;
 }
 
 }  // namespace
 
-std::atomic<int> Arena::wanted_{0};
+int Arena::Wanted() { return All().wanted.load(); }
+
+void Arena::SetCounted(bool counted) {
+  if (counted_.load() == counted) return;
+  const std::lock_guard<platform::ForkMutex> lock(All().mutex);
+  if (counted_.exchange(counted) == counted) return;
+  All().wanted.fetch_add(counted ? num_threads_ : -num_threads_);
+  try {
+    // The smallest of all limits holds: the old one too until it is replaced.
+    All().limit = std::make_unique<tbb::global_control>(
+        tbb::global_control::max_allowed_parallelism,
+        static_cast<size_t>(tbb::info::default_concurrency() + Wanted()));
+  } catch (const std::exception&) {
+    // No memory: the old one goes on.
+  }
+}
 
 std::shared_ptr<Arena> TakeArena(int num_threads) {
-  IdleArenas& idle = Idle();
+  std::vector<std::shared_ptr<Arena>>& idle = All().idle;
   {
-    const std::lock_guard<platform::ForkMutex> lock(idle.mutex);
+    const std::lock_guard<platform::ForkMutex> lock(All().mutex);
     const auto found =
-        std::find_if(idle.arenas.rbegin(), idle.arenas.rend(),
+        std::find_if(idle.rbegin(), idle.rend(),
                      [num_threads](const std::shared_ptr<Arena>& arena) {
                        return arena->num_threads() == num_threads;
                      });
-    if (found != idle.arenas.rend()) {
+    if (found != idle.rend()) {
       std::shared_ptr<Arena> arena = std::move(*found);
-      idle.arenas.erase(std::next(found).base());
+      idle.erase(std::next(found).base());
       return arena;
     }
   }
@@ -54,14 +78,14 @@ std::shared_ptr<Arena> TakeArena(int num_threads) {
 }
 
 void GiveBackArena(std::shared_ptr<Arena> arena) {
-  IdleArenas& idle = Idle();
+  std::vector<std::shared_ptr<Arena>>& idle = All().idle;
   std::shared_ptr<Arena> oldest;  // destroyed when the mutex is free
-  const std::lock_guard<platform::ForkMutex> lock(idle.mutex);
-  if (idle.arenas.size() == kMostIdle) {
-    oldest = std::move(idle.arenas.front());
-    idle.arenas.erase(idle.arenas.begin());
+  const std::lock_guard<platform::ForkMutex> lock(All().mutex);
+  if (idle.size() == kMostIdle) {
+    oldest = std::move(idle.front());
+    idle.erase(idle.begin());
   }
-  idle.arenas.push_back(std::move(arena));
+  idle.push_back(std::move(arena));
 }
 
 }  // namespace fa2::threading

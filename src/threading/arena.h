@@ -22,21 +22,18 @@ class Arena {
   int num_threads() const { return num_threads_; }
 
   // Threads, callers' and TBB's, that the arenas which are counted may want at
-  // once.
-  static int Wanted() { return wanted_.load(); }
-  void Count() {
-    if (!counted_.exchange(true)) wanted_.fetch_add(num_threads_);
-  }
-  void Discount() {
-    if (counted_.exchange(false)) wanted_.fetch_sub(num_threads_);
-  }
+  // once: TBB may have as many workers, and those of its own default.
+  static int Wanted();
+  void Count() { SetCounted(true); }
+  void Discount() { SetCounted(false); }
 
   tbb::task_arena tasks;
   std::atomic<bool> trusted{false};  // the system gives its threads
   std::atomic<bool> broken{false};   // TBB has lost count of its tasks
 
  private:
-  static std::atomic<int> wanted_;
+  void SetCounted(bool counted);
+
   const int num_threads_;
   std::atomic<bool> counted_{false};
 };

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <tbb/global_control.h>
 #include <tbb/task_arena.h>
 #include <tbb/task_group.h>
 
@@ -30,15 +29,6 @@ constexpr bool kOwnThreads = __has_feature(thread_sanitizer);
 constexpr bool kOwnThreads = false;
 #endif
 
-// Without this TBB has as many workers as cores, and says so on stderr when an
-// arena asks for more.
-void AllowManyWorkers() {
-  constexpr size_t kWorkers = 1024;
-  static const tbb::global_control control(
-      tbb::global_control::max_allowed_parallelism, kWorkers);
-  (void)control;
-}
-
 // Whether TBB's workers are of this process: a child has none of those that it
 // inherits, and TBB does not replace them.
 bool HasWorkers() {
@@ -52,8 +42,7 @@ std::atomic<int> g_granted{1};
 class TbbPool : public Pool {
  public:
   explicit TbbPool(int num_threads)
-      : Pool(num_threads),
-        arena_((AllowManyWorkers(), TakeArena(num_threads))) {
+      : Pool(num_threads), arena_(TakeArena(num_threads)) {
     (void)HasWorkers();
   }
 

@@ -298,16 +298,25 @@ TEST(Pools, ContextsInTurnsShareTheirWorkers) {
                    {rows * columns, rows * columns, columns, 1}};
   TensorView out = in;
   out.data = y.data();
+  const auto call_on = [&](int threads) {
+    const auto context = OnPool("tbb", threads);
+    for (int call = 0; call < 10; ++call) {
+      ASSERT_TRUE(Softmax(in, out, context.get()).ok());
+    }
+  };
   const int before = ThreadsOfProcess();
   for (int n = 0; n < 100; ++n) {
-    for (const int threads : {2, 3, 4}) {
-      const auto context = OnPool("tbb", threads);
-      for (int call = 0; call < 10; ++call) {
-        ASSERT_TRUE(Softmax(in, out, context.get()).ok());
-      }
-    }
+    for (const int threads : {2, 3, 4}) call_on(threads);
   }
   EXPECT_LE(ThreadsOfProcess(), before + 2 + 3 + 4);
+  // More kinds than are kept for later.
+  constexpr int kMost = 20, kKept = 8;
+  for (int n = 0; n < 10; ++n) {
+    for (int threads = 2; threads <= kMost; ++threads) call_on(threads);
+  }
+  EXPECT_LE(ThreadsOfProcess(),
+            before + static_cast<int>(std::thread::hardware_concurrency()) +
+                (kKept + 1) * kMost);
 }
 
 TEST(Pools, LoopsRunEveryItemOnceAndThrow) {
