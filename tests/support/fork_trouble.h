@@ -16,13 +16,11 @@ inline constexpr bool kAddressSanitizer = __has_feature(address_sanitizer);
 inline constexpr bool kAddressSanitizer = false;
 #endif
 
-// Since LLVM 18 (pull request 75290) and GCC 15, which has it from there,
-// AddressSanitizer takes its allocator's locks before a fork. Before, a child
-// waits for ever for one that another thread held.
+// AddressSanitizer takes its allocator's locks before a fork since LLVM 18
+// (pull request 75290). Without that, and GCC 12 is without, a child waits for
+// ever for one that another thread held.
 #if defined(__clang__)
 inline constexpr bool kSanitizerForks = __clang_major__ >= 18;
-#elif defined(__GNUC__)
-inline constexpr bool kSanitizerForks = __GNUC__ >= 15;
 #else
 inline constexpr bool kSanitizerForks = false;
 #endif
