@@ -8,8 +8,8 @@
 # each suite once, on an eighth of its cases; tsan-short those that share work between threads, asan-short all but two long
 # ones of the checker and the pools on libomp. asan-short checks no pointers for null, alignment and the size of objects, which
 # would double the time that GCC takes, and no kernel for variables used after their scope: their temporaries are so many that
-# GCC took four times as long, and the suites twice. The thread sanitizer does not follow the float64 reference, which has no
-# threads: attention's suites took 2.4 times as long.
+# GCC took four times as long, and the suites twice. What tests compute with the reference is at -O2. The thread sanitizer does
+# not follow the float64 reference, which has no threads: attention's suites took 2.4 times as long.
 # Environment: FA2_TESTS (a ctest -R pattern; default: all tests).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

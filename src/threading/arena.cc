@@ -20,7 +20,8 @@ namespace {
 // TBB goes on wanting workers for an arena that is destroyed until one of them
 // has looked into it, and starts others meanwhile: contexts of 2, 3 and 4
 // threads, 200 of each in turns with ten calls of 60 us, ended with 1,024
-// threads. What has been idle for this many pools more is wanted no longer.
+// threads. Mostly workers have looked into an arena by the time that so many
+// others were given back after it; where not, there is the limit below.
 constexpr size_t kMostIdle = 8;
 
 struct Arenas {
@@ -45,9 +46,9 @@ Arenas& All() {
 int Arena::Wanted() { return All().wanted.load(); }
 
 void Arena::SetCounted(bool counted) {
-  if (counted_.load() == counted) return;
   const std::lock_guard<platform::ForkMutex> lock(All().mutex);
-  if (counted_.exchange(counted) == counted) return;
+  if (counted_ == counted) return;
+  counted_ = counted;
   All().wanted.fetch_add(counted ? num_threads_ : -num_threads_);
   try {
     // The smallest of all limits holds: the old one too until it is replaced.

@@ -35,7 +35,7 @@ class Arena {
   void SetCounted(bool counted);
 
   const int num_threads_;
-  std::atomic<bool> counted_{false};
+  bool counted_ = false;
 };
 
 // One that was given back, or a new one.
