@@ -181,24 +181,33 @@ HWY_INLINE bool AllFinite(D16 d16, hn::Vec<D16> greatest) {
 template <size_t kTerms>
 struct LanePacker<Bf16Pairs<kTerms>> {
   template <class D>
-  static HWY_INLINE bool AlongRow(D /*d*/, StoredBF16, const uint16_t* row,
-                                  size_t depth, bool finite_only,
-                                  uint32_t* HWY_RESTRICT out) {
+  static HWY_INLINE bool AlongRows(D /*d*/, StoredBF16, const uint16_t* first,
+                                   int64_t row_stride, size_t rows,
+                                   size_t depth, bool finite_only,
+                                   uint32_t* HWY_RESTRICT out) {
     const hn::Repartition<uint16_t, D> d16;
+    const size_t lanes = hn::Lanes(d16);
+    auto* to = reinterpret_cast<uint16_t*>(out);
     auto greatest = hn::Zero(d16);
-    for (size_t i = 0; i < depth; i += hn::Lanes(d16)) {
-      hn::Store(LoadBf16(d16, row + i, depth - i, finite_only, greatest), d16,
-                reinterpret_cast<uint16_t*>(out) + i);
+    for (size_t r = 0; r < rows; ++r) {
+      const uint16_t* row = first + static_cast<int64_t>(r) * row_stride;
+      for (size_t i = 0; i < depth; i += lanes, to += lanes) {
+        hn::Store(LoadBf16(d16, row + i, depth - i, finite_only, greatest), d16,
+                  to);
+      }
     }
     return AllFinite(d16, greatest);
   }
   template <class D>
-  static HWY_INLINE bool Finite(D /*d*/, StoredBF16, const uint16_t* row,
-                                size_t depth) {
+  static HWY_INLINE bool Finite(D /*d*/, StoredBF16, const uint16_t* first,
+                                int64_t row_stride, size_t rows, size_t depth) {
     const hn::Repartition<uint16_t, D> d16;
     auto greatest = hn::Zero(d16);
-    for (size_t i = 0; i < depth; i += hn::Lanes(d16)) {
-      LoadBf16(d16, row + i, depth - i, false, greatest);
+    for (size_t r = 0; r < rows; ++r) {
+      const uint16_t* row = first + static_cast<int64_t>(r) * row_stride;
+      for (size_t i = 0; i < depth; i += hn::Lanes(d16)) {
+        LoadBf16(d16, row + i, depth - i, false, greatest);
+      }
     }
     return AllFinite(d16, greatest);
   }
@@ -210,19 +219,24 @@ struct LanePacker<Bf16Pairs<kTerms>> {
     const hn::Repartition<uint16_t, D> d16;
     const hn::RebindToUnsigned<D> du;
     const size_t lanes = hn::Lanes(d);
+    const size_t stride = RowStride(d, columns);
     auto greatest = hn::Zero(d16);
-    for (size_t c = 0; c < columns; c += 2 * lanes) {
-      const size_t left = columns - c;
-      const auto even = LoadBf16(d16, first + c, left, finite_only, greatest);
-      auto odd = hn::Zero(d16);
-      if (rows > 1) {
-        odd =
-            LoadBf16(d16, first + row_stride + c, left, finite_only, greatest);
+    for (size_t r = 0; r < rows; r += 2) {
+      const uint16_t* row = first + static_cast<int64_t>(r) * row_stride;
+      for (size_t c = 0; c < columns; c += 2 * lanes) {
+        const size_t left = columns - c;
+        const auto even = LoadBf16(d16, row + c, left, finite_only, greatest);
+        auto odd = hn::Zero(d16);
+        if (r + 1 < rows) {
+          odd =
+              LoadBf16(d16, row + row_stride + c, left, finite_only, greatest);
+        }
+        PairsVec<D> low, high;
+        Interleave(d, even, odd, low, high);
+        hn::Store(low, du, out + c);
+        if (left > lanes) hn::Store(high, du, out + c + lanes);
       }
-      PairsVec<D> low, high;
-      Interleave(d, even, odd, low, high);
-      hn::Store(low, du, out + c);
-      if (left > lanes) hn::Store(high, du, out + c + lanes);
+      out += stride;
     }
     return AllFinite(d16, greatest);
   }

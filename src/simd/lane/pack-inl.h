@@ -74,61 +74,103 @@ HWY_INLINE size_t ScoreStride(D d, size_t depth) {
   return RowStride(d, Steps<Op>(depth));
 }
 
-// Writes one row to `out` (RowStride(depth) elements, zeros past depth).
-// Returns whether all elements are finite.
-template <class D, class Stored>
-HWY_INLINE bool WidenRow(D d, Stored tag, const typename Stored::Type* row,
-                         size_t depth, bool finite_only,
-                         hn::TFromD<D>* HWY_RESTRICT out) {
-  using T = hn::TFromD<D>;
+// Writes rows to `out`, RowStride(depth) elements each, zeros past depth.
+// Returns whether all elements are finite; with kFinite the others become 0.
+template <bool kFinite, class D, class Stored>
+HWY_INLINE bool WidenRows(D d, Stored tag, const typename Stored::Type* first,
+                          int64_t row_stride, size_t rows, size_t depth,
+                          hn::TFromD<D>* HWY_RESTRICT out) {
   using V = hn::Vec<D>;
   const size_t lanes = hn::Lanes(d);
   const V zero = hn::Zero(d);
-  // x * 0 is 0 for every finite x and NaN for the rest, so one sum tells.
-  V bad = zero;
-  for (size_t i = 0; i < depth; i += lanes) {
-    V x = i + lanes <= depth ? LoadWide(d, tag, row + i)
-                             : LoadWideTail(d, tag, row + i, depth - i);
-    const V zeroed = hn::Mul(x, zero);
-    bad = hn::Add(bad, zeroed);
-    if (finite_only) x = hn::IfThenElseZero(hn::Eq(zeroed, zero), x);
-    hn::StoreU(x, d, out + i);
+  // x * 0 is 0 for every finite x and NaN for the rest, so sums tell: two, as
+  // one would wait for each of its additions.
+  V bad0 = zero, bad1 = zero;
+  const auto widen = [d, zero](V x, V& bad, hn::TFromD<D>* to) HWY_ATTR {
+    if constexpr (kFinite) {
+      const V zeroed = hn::Mul(x, zero);
+      bad = hn::Add(bad, zeroed);
+      x = hn::IfThenElseZero(hn::Eq(zeroed, zero), x);
+    } else {
+      bad = hn::MulAdd(x, zero, bad);
+    }
+    hn::StoreU(x, d, to);
+  };
+  for (size_t r = 0; r < rows; ++r) {
+    const auto* row = first + static_cast<int64_t>(r) * row_stride;
+    size_t i = 0;
+    for (; i + 2 * lanes <= depth; i += 2 * lanes, out += 2 * lanes) {
+      widen(LoadWide(d, tag, row + i), bad0, out);
+      widen(LoadWide(d, tag, row + i + lanes), bad1, out + lanes);
+    }
+    if (i + lanes <= depth) {
+      widen(LoadWide(d, tag, row + i), bad0, out);
+      i += lanes;
+      out += lanes;
+    }
+    if (i < depth) {
+      widen(LoadWideTail(d, tag, row + i, depth - i), bad1, out);
+      out += lanes;
+    }
   }
-  return hn::AllTrue(d, hn::Eq(bad, hn::Set(d, T(0))));
+  return hn::AllTrue(d, hn::Eq(hn::Add(bad0, bad1), zero));
 }
 
-// Rows of an operand into lanes; this one is for one element a lane. AlongRow
-// and AcrossRows write whole vectors; all return whether all elements are
-// finite. Finite takes whole vectors only.
+// Rows of an operand into lanes; this one is for one element a lane. All return
+// whether all elements are finite. With finite_only those that are not become
+// zeros.
 template <class Op>
 struct LanePacker {
+  // The elements of a row side by side: ScoreStride(depth) lanes a row.
   template <class D, class Stored>
-  static HWY_INLINE bool AlongRow(D d, Stored tag,
-                                  const typename Stored::Type* row,
-                                  size_t depth, bool finite_only,
-                                  typename Op::Element* HWY_RESTRICT out) {
-    return WidenRow(d, tag, row, depth, finite_only, out);
+  static HWY_INLINE bool AlongRows(D d, Stored tag,
+                                   const typename Stored::Type* first,
+                                   int64_t row_stride, size_t rows,
+                                   size_t depth, bool finite_only,
+                                   typename Op::Element* HWY_RESTRICT out) {
+    return finite_only
+               ? WidenRows<true>(d, tag, first, row_stride, rows, depth, out)
+               : WidenRows<false>(d, tag, first, row_stride, rows, depth, out);
   }
-  // Whether a row is finite, without writing it.
-  template <class D, class Stored>
-  static HWY_INLINE bool Finite(D d, Stored tag,
-                                const typename Stored::Type* row,
-                                size_t depth) {
-    auto bad = hn::Zero(d);
-    for (size_t i = 0; i < depth; i += hn::Lanes(d)) {
-      bad = hn::MulAdd(LoadWide(d, tag, row + i), hn::Zero(d), bad);
-    }
-    return hn::AllTrue(d, hn::Eq(bad, hn::Zero(d)));
-  }
-  // The elements of a column in kPerLane rows, of which the first `rows` exist,
-  // share a lane.
+  // The elements of a column in kPerLane rows share a lane: RowStride(columns)
+  // lanes for so many rows.
   template <class D, class Stored>
   static HWY_INLINE bool AcrossRows(D d, Stored tag,
                                     const typename Stored::Type* first,
-                                    int64_t /*row_stride*/, size_t /*rows*/,
+                                    int64_t row_stride, size_t rows,
                                     size_t columns, bool finite_only,
                                     typename Op::Element* HWY_RESTRICT out) {
-    return WidenRow(d, tag, first, columns, finite_only, out);
+    return AlongRows(d, tag, first, row_stride, rows, columns, finite_only,
+                     out);
+  }
+  // Whether rows are finite, without writing them. Four sums: one would wait
+  // for each of its additions.
+  template <class D, class Stored>
+  static HWY_INLINE bool Finite(D d, Stored tag,
+                                const typename Stored::Type* first,
+                                int64_t row_stride, size_t rows, size_t depth) {
+    using V = hn::Vec<D>;
+    const size_t lanes = hn::Lanes(d);
+    const V zero = hn::Zero(d);
+    V bad0 = zero, bad1 = zero, bad2 = zero, bad3 = zero;
+    for (size_t r = 0; r < rows; ++r) {
+      const auto* row = first + static_cast<int64_t>(r) * row_stride;
+      size_t i = 0;
+      for (; i + 4 * lanes <= depth; i += 4 * lanes) {
+        bad0 = hn::MulAdd(LoadWide(d, tag, row + i), zero, bad0);
+        bad1 = hn::MulAdd(LoadWide(d, tag, row + i + lanes), zero, bad1);
+        bad2 = hn::MulAdd(LoadWide(d, tag, row + i + 2 * lanes), zero, bad2);
+        bad3 = hn::MulAdd(LoadWide(d, tag, row + i + 3 * lanes), zero, bad3);
+      }
+      for (; i + lanes <= depth; i += lanes) {
+        bad0 = hn::MulAdd(LoadWide(d, tag, row + i), zero, bad0);
+      }
+      if (i < depth) {
+        bad1 = hn::MulAdd(LoadWideTail(d, tag, row + i, depth - i), zero, bad1);
+      }
+    }
+    const V bad = hn::Add(hn::Add(bad0, bad1), hn::Add(bad2, bad3));
+    return hn::AllTrue(d, hn::Eq(bad, zero));
   }
 };
 
@@ -145,25 +187,6 @@ HWY_INLINE size_t PackedBytesOf(D d, Role role, size_t rows, size_t depth) {
   return elements * sizeof(typename Op::Element);
 }
 
-// Whether rows are finite.
-template <class D, class Stored>
-HWY_INLINE bool AllFinite(D d, Stored tag, const Rows& rows) {
-  const size_t lanes = hn::Lanes(d);
-  const size_t depth = static_cast<size_t>(rows.depth);
-  auto bad = hn::Zero(d);
-  for (int64_t r = 0; r < rows.rows; ++r) {
-    const auto* row =
-        static_cast<const typename Stored::Type*>(rows.data) + r * rows.stride;
-    for (size_t i = 0; i < depth; i += lanes) {
-      const auto x = i + lanes <= depth
-                         ? LoadWide(d, tag, row + i)
-                         : LoadWideTail(d, tag, row + i, depth - i);
-      bad = hn::MulAdd(x, hn::Zero(d), bad);
-    }
-  }
-  return hn::AllTrue(d, hn::Eq(bad, hn::Zero(d)));
-}
-
 template <class Op, class D, class Stored>
 HWY_INLINE bool PackRows(D d, Stored tag, Role role, const Rows& source,
                          size_t padded_rows, bool finite_only,
@@ -178,35 +201,27 @@ HWY_INLINE bool PackRows(D d, Stored tag, Role role, const Rows& source,
   const auto row_data = [&](size_t r) {
     return data + static_cast<int64_t>(r) * source.stride;
   };
-  bool finite = true;
   if constexpr (kPerLane == 1) {
-    if (packed == nullptr) return AllFinite(d, tag, source);
+    if (packed == nullptr) {
+      return Packer::Finite(d, tag, data, source.stride, rows, depth);
+    }
   }
   if (role == Role::kScoreLeft) {
     const size_t stride = ScoreStride<Op>(d, depth);
-    for (size_t r = 0; r < padded_rows; ++r) {
-      Element* out = packed + r * stride;
-      if (r < rows) {
-        finite &=
-            Packer::AlongRow(d, tag, row_data(r), depth, finite_only, out);
-      } else {
-        std::fill_n(out, stride, Element(0));
-      }
-    }
-    return finite;
+    std::fill_n(packed + rows * stride, (padded_rows - rows) * stride,
+                Element(0));
+    return Packer::AlongRows(d, tag, data, source.stride, rows, depth,
+                             finite_only, packed);
   }
+  bool finite = true;
   // Columns [c0, c0 + columns) of all rows, summed over rows.
   const auto pack_across = [&](size_t c0, size_t columns, Element* out) {
     const size_t stride = RowStride(d, columns);
-    for (size_t r = 0; r < padded_rows; r += kPerLane, out += stride) {
-      if (r < rows) {
-        finite &= Packer::AcrossRows(d, tag, row_data(r) + c0, source.stride,
-                                     std::min(kPerLane, rows - r), columns,
-                                     finite_only, out);
-      } else {
-        std::fill_n(out, stride, Element(0));
-      }
-    }
+    const size_t steps = Steps<Op>(rows);
+    finite &= Packer::AcrossRows(d, tag, data + c0, source.stride, rows,
+                                 columns, finite_only, out);
+    std::fill_n(out + steps * stride, (Steps<Op>(padded_rows) - steps) * stride,
+                Element(0));
   };
   if (role == Role::kGradLeft) {
     pack_across(0, depth, packed);
@@ -233,14 +248,12 @@ HWY_INLINE bool PackRows(D d, Stored tag, Role role, const Rows& source,
   constexpr size_t kMaxWidth =
       kBlockVectors * kMaxVectorBytes / sizeof(typename Op::Sum);
   HWY_ALIGN Element strip[kStrip * kMaxWidth];
-  const size_t strip_columns = RoundUp(std::min(kStrip, steps), lanes);
   for (size_t r0 = 0; r0 < padded_rows; r0 += panel) {
     const size_t width = std::min(panel, padded_rows - r0);
     if (as_they_stand && r0 + width <= rows) {
       // First, since rows in order come faster from afar than squares.
-      for (size_t r = 0; r < width; ++r) {
-        finite &= Packer::Finite(d, tag, row_data(r0 + r), depth);
-      }
+      finite &=
+          Packer::Finite(d, tag, row_data(r0), source.stride, width, depth);
       Transpose(reinterpret_cast<const Element*>(row_data(r0)),
                 source.stride / static_cast<int64_t>(kPerLane),
                 static_cast<int64_t>(width), static_cast<int64_t>(steps),
@@ -249,17 +262,16 @@ HWY_INLINE bool PackRows(D d, Stored tag, Role role, const Rows& source,
     }
     for (size_t c0 = 0; c0 < steps; c0 += kStrip) {
       const size_t columns = std::min(kStrip, steps - c0);
-      for (size_t r = 0; r < width; ++r) {
-        Element* out = strip + r * strip_columns;
-        if (r0 + r < rows) {
-          finite &= Packer::AlongRow(
-              d, tag, row_data(r0 + r) + c0 * kPerLane,
-              std::min(columns * kPerLane, depth - c0 * kPerLane), finite_only,
-              out);
-        } else {
-          std::fill_n(out, strip_columns, Element(0));
-        }
+      const size_t part = std::min(columns * kPerLane, depth - c0 * kPerLane);
+      const size_t strip_columns = ScoreStride<Op>(d, part);
+      const size_t given = r0 < rows ? std::min(width, rows - r0) : 0;
+      if (given > 0) {
+        finite &=
+            Packer::AlongRows(d, tag, row_data(r0) + c0 * kPerLane,
+                              source.stride, given, part, finite_only, strip);
       }
+      std::fill_n(strip + given * strip_columns,
+                  (width - given) * strip_columns, Element(0));
       Transpose(strip, static_cast<int64_t>(strip_columns),
                 static_cast<int64_t>(width), static_cast<int64_t>(columns),
                 packed + r0 * steps + c0 * width, static_cast<int64_t>(width));

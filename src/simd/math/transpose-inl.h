@@ -111,7 +111,7 @@ HWY_INLINE void Transpose(const T* HWY_RESTRICT in, int64_t stride,
     strips(hn::FixedTag<float, 4>(), 4);
   }
 #endif
-  for (int64_t c = 0; c < columns; ++c) {
+  for (int64_t c = whole_rows == rows ? whole_columns : 0; c < columns; ++c) {
     for (int64_t r = c < whole_columns ? whole_rows : 0; r < rows; ++r) {
       out[c * out_stride + r] = in[r * stride + c];
     }
