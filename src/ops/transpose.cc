@@ -21,6 +21,7 @@
 // Must come after foreach_target.h.
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
+#include "src/simd/math/transpose-inl.h"
 
 #ifndef FA2_SRC_OPS_TRANSPOSE_ONCE_
 #define FA2_SRC_OPS_TRANSPOSE_ONCE_
@@ -73,25 +74,6 @@ HWY_INLINE void TransposeVector(const T* in, size_t, T* out, int64_t out_stride,
 
 #else
 
-// Gathers 16-byte blocks: block b of the result is at p + b * step.
-template <typename T>
-HWY_INLINE hn::Vec<TransposeTag<T> > LoadBlocks(const T* p, size_t step) {
-  const TransposeTag<T> d;
-  constexpr size_t kBlock = 16 / sizeof(T);
-  constexpr size_t kBlocks = hn::MaxLanes(TransposeTag<T>()) / kBlock;
-  auto v = hn::LoadDup128(d, p);
-  if constexpr (kBlocks > 1) {
-    v = hn::IfThenElse(hn::FirstN(d, kBlock), v, hn::LoadDup128(d, p + step));
-  }
-  if constexpr (kBlocks > 2) {
-    v = hn::IfThenElse(hn::FirstN(d, 2 * kBlock), v,
-                       hn::LoadDup128(d, p + 2 * step));
-    v = hn::IfThenElse(hn::FirstN(d, 3 * kBlock), v,
-                       hn::LoadDup128(d, p + 3 * step));
-  }
-  return v;
-}
-
 // Where a vector of a column goes: a full one, or the first `left` elements.
 template <typename T>
 HWY_INLINE void StoreColumn(hn::Vec<TransposeTag<T> > v, T* p, size_t left,
@@ -118,8 +100,14 @@ HWY_INLINE void TransposeVector(const T* in, size_t in_stride, T* out,
   const auto store = [&](int64_t col, hn::Vec<TransposeTag<T> > v) HWY_ATTR {
     if (col < cols) StoreColumn(v, out + col * out_stride, rows, stream);
   };
+  // Block b has 16 bytes of row `row + b * 16 / sizeof(T)`, which are as far on
+  // for each T: 16 * in_stride bytes, or 4 * in_stride floats.
   const auto load = [&](size_t row) HWY_ATTR {
-    return LoadBlocks(in + row * in_stride, 16 / sizeof(T) * in_stride);
+    const hn::Repartition<float, TransposeTag<T> > d32;
+    return hn::BitCast(
+        d, simd::HWY_NAMESPACE::LoadColumnBlocks(
+               d32, reinterpret_cast<const float*>(in + row * in_stride),
+               static_cast<int64_t>(in_stride)));
   };
   if constexpr (sizeof(T) == 8) {
     const auto a0 = load(0);
