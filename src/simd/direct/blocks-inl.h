@@ -204,10 +204,8 @@ struct DirectBlocks : DirectSums<T> {
       FA2_ROW(3)
 #undef FA2_ROW
     };
-    size_t c = 0;
-    if constexpr (kSplit) {
-      for (; c < depth; c += 2 * lanes) {
-        for (int j = 0; j < kKeys; ++j) later.Read(k + j, c);
+    const auto whole = [&](size_t c) HWY_ATTR {
+      if constexpr (kSplit) {
         V even0, odd0;
         LoadSplit(ks[0] + c, even0, odd0);
         V even1 = even0, even2 = even0, even3 = even0;
@@ -219,19 +217,41 @@ struct DirectBlocks : DirectSums<T> {
         }
         step(c, even0, even1, even2, even3);
         step(c + lanes, odd0, odd1, odd2, odd3);
-      }
-    }
-    for (; c + lanes <= depth; c += lanes) {
-      for (int j = 0; j < kKeys; ++j) later.Read(k + j, c);
-      const V k0 = LoadWide(d, tag, ks[0] + c);
-      if constexpr (kKeys == 4) {
-        step(c, k0, LoadWide(d, tag, ks[1] + c), LoadWide(d, tag, ks[2] + c),
-             LoadWide(d, tag, ks[3] + c));
       } else {
-        step(c, k0, k0, k0, k0);
+        const V k0 = LoadWide(d, tag, ks[0] + c);
+        if constexpr (kKeys == 4) {
+          step(c, k0, LoadWide(d, tag, ks[1] + c), LoadWide(d, tag, ks[2] + c),
+               LoadWide(d, tag, ks[3] + c));
+        } else {
+          step(c, k0, k0, k0, k0);
+        }
+      }
+    };
+    // Whole lines of the keys: the next ones are asked for line by line, and
+    // what decides about that stays out of the loop (one query, D 64, f32 on
+    // AVX2, keys in L2: 0.83 to 0.95 of the time).
+    const size_t columns = kSplit ? 2 * lanes : lanes;
+    const size_t line = HWY_MAX(columns, 64 / sizeof(typename Stored::Type));
+    const bool reads = k + kKeys <= later.before;
+    const auto* const next = reads ? later.data + k * later.stride : nullptr;
+    size_t c = 0;
+    for (; c + line <= depth; c += line) {
+      if (reads) {
+        for (int j = 0; j < kKeys; ++j) {
+          hwy::Prefetch(next + j * later.stride + c);
+        }
+      }
+      for (size_t of_line = 0; of_line < line; of_line += columns) {
+        whole(c + of_line);
       }
     }
-    if (c < depth) {
+    if (reads && c < depth) {
+      for (int j = 0; j < kKeys; ++j) {
+        hwy::Prefetch(next + j * later.stride + c);
+      }
+    }
+    for (; c + columns <= depth; c += columns) whole(c);
+    if (!kSplit && c < depth) {
       const size_t left = depth - c;
       const V k0 = LoadWideTail(d, tag, ks[0] + c, left);
       if constexpr (kKeys == 4) {

@@ -53,23 +53,33 @@ class LinesAhead {
  private:
   static constexpr int64_t kLine = 64;
 
+  // Where it is stays in registers: in memory each line would wait for the one
+  // before.
   HWY_NOINLINE void PrefetchLines() {
-    for (int64_t i = 0; i < lines_; ++i) {
-      if (left_.rows == 0) {
+    PrefetchRows left = left_;
+    int64_t at = at_;
+    for (int64_t lines = lines_; lines > 0;) {
+      if (left.rows == 0) {
         if (next_ == end_) {
           lines_ = 0;
           return;
         }
-        left_ = *next_++;
+        left = *next_++;
+        if (left.stride == left.bytes) {
+          left = {left.data, 0, 1, left.rows * left.bytes};
+        }
       }
-      PrefetchL2(left_.data + at_);
-      at_ += kLine;
-      if (at_ >= left_.bytes) {
-        at_ = 0;
-        left_.data += left_.stride;
-        --left_.rows;
+      for (; lines > 0 && at < left.bytes; at += kLine, --lines) {
+        PrefetchL2(left.data + at);
+      }
+      if (at >= left.bytes) {
+        at = 0;
+        left.data += left.stride;
+        --left.rows;
       }
     }
+    left_ = left;
+    at_ = at;
   }
 
   const PrefetchRows* next_;
