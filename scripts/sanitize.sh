@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Runs the tests under sanitizers.
-#   scripts/sanitize.sh [asan|integer|tsan|asan-short|tsan-short]...    default: the first three
+#   scripts/sanitize.sh [asan|integer|tsan|asan-short|tsan-short]...    default: the first three, some 80 minutes on two cores
 # asan includes undefined behaviour. integer is about sizes, strides and counts: overflow, and conversions that lose bits or the
 # sign, with AVX2 and plain C++ alone and an eighth of the cases. tsan builds a oneTBB with ThreadSanitizer first (build-tbb-tsan).
 # asan and tsan run every suite on every target and engine of the CPU, a quarter of the random cases each. No kernel is checked
