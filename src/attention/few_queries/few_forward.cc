@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "src/attention/scores/non_finite.h"
 #include "src/attention/tensors/row_buffers.h"
@@ -59,12 +61,13 @@ void AttendToPart(const FewForwardState& call, const FewQueriesItem& item,
 // in a run of keys makes its columns NaN or infinite in every row.
 template <typename T>
 bool IsFinite(const simd::DirectRows& out, int64_t columns) {
-  bool finite = true;
+  using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
   const T* const o = static_cast<const T*>(out.data);
+  Bits others = 0;  // as wide as T: compilers make vectors of it
   for (int64_t c = 0; c < columns; ++c) {
-    finite &= std::abs(o[c]) <= std::numeric_limits<T>::max();
+    others |= std::abs(o[c]) <= std::numeric_limits<T>::max() ? 0 : 1;
   }
-  return finite;
+  return others == 0;
 }
 
 // ---- Merge and store.

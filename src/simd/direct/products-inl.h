@@ -142,6 +142,24 @@ struct DirectProducts : DirectBlocks<T> {
     return {Row(rows, 0) + first, rows.stride, rows.rows};
   }
 
+  // kRows rows of x with all keys. All by value and in a loop of its own: what
+  // products that are stored might change is else read again for each four keys
+  // (one query, 1,024 keys, D 64, AVX2: 0.92 of the time in f32, 0.88 in bf16).
+  template <int kRows, bool kSplit, class Stored>
+  static HWY_NOINLINE void MultiplyKeys(Stored tag, DirectRows x, Rows rows,
+                                        LaterRows<Stored> later,
+                                        DirectRows products) {
+    int64_t k = 0;
+    for (; k + 4 <= rows.rows; k += 4) {
+      Blocks::template MultiplyBlock<kRows, 4, kSplit>(tag, x, 0, rows, k,
+                                                       later, products);
+    }
+    for (; k < rows.rows; ++k) {
+      Blocks::template MultiplyBlock<kRows, 1, kSplit>(tag, x, 0, rows, k,
+                                                       later, products);
+    }
+  }
+
   // kRows rows of x, put in LoadSplit's order once for all keys.
   static constexpr int64_t kSplitDepth = 256;
   template <int kRows, class Stored>
@@ -163,15 +181,7 @@ struct DirectProducts : DirectBlocks<T> {
     }
     const DirectRows of = {split, kSplitDepth, kRows};
     const DirectRows to = {Row(products, first), products.stride, kRows};
-    int64_t k = 0;
-    for (; k + 4 <= rows.rows; k += 4) {
-      Blocks::template MultiplyBlock<kRows, 4, true>(tag, of, 0, rows, k, later,
-                                                     to);
-    }
-    for (; k < rows.rows; ++k) {
-      Blocks::template MultiplyBlock<kRows, 1, true>(tag, of, 0, rows, k, later,
-                                                     to);
-    }
+    MultiplyKeys<kRows, true>(tag, of, rows, later, to);
   }
 
   static void Multiply(const DirectRows& x, const Rows& rows, int64_t following,
@@ -204,6 +214,11 @@ struct DirectProducts : DirectBlocks<T> {
         }
       }
       const LaterRows<Stored> later(rows, rows.rows + following);
+      if (x.rows <= kDirectBlockRows) {  // one block
+        return ForRowBlocks(x.rows, [&](auto size, int64_t) HWY_ATTR {
+          MultiplyKeys<size(), false>(tag, x, rows, later, products);
+        });
+      }
       int64_t k = 0;
       for (; k + 4 <= rows.rows; k += 4) {
         ForRowBlocks(x.rows, [&](auto size, int64_t r) HWY_ATTR {
