@@ -82,11 +82,11 @@ HWY_INLINE bool WidenRows(D d, Stored tag, const typename Stored::Type* first,
                           hn::TFromD<D>* HWY_RESTRICT out) {
   using V = hn::Vec<D>;
   const size_t lanes = hn::Lanes(d);
-  const V zero = hn::Zero(d);
   // x * 0 is 0 for every finite x and NaN for the rest, so sums tell: two, as
   // one would wait for each of its additions.
-  V bad0 = zero, bad1 = zero;
-  const auto widen = [d, zero](V x, V& bad, hn::TFromD<D>* to) HWY_ATTR {
+  V bad0 = hn::Zero(d), bad1 = hn::Zero(d);
+  const auto widen = [d](V x, V& bad, hn::TFromD<D>* to) HWY_ATTR {
+    const V zero = hn::Zero(d);  // GCC 12 cannot capture vectors of SVE
     if constexpr (kFinite) {
       const V zeroed = hn::Mul(x, zero);
       bad = hn::Add(bad, zeroed);
@@ -113,7 +113,7 @@ HWY_INLINE bool WidenRows(D d, Stored tag, const typename Stored::Type* first,
       out += lanes;
     }
   }
-  return hn::AllTrue(d, hn::Eq(hn::Add(bad0, bad1), zero));
+  return hn::AllTrue(d, hn::Eq(hn::Add(bad0, bad1), hn::Zero(d)));
 }
 
 // Rows of an operand into lanes; this one is for one element a lane. All return
