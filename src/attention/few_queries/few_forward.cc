@@ -63,11 +63,11 @@ template <typename T>
 bool IsFinite(const simd::DirectRows& out, int64_t columns) {
   using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
   const T* const o = static_cast<const T*>(out.data);
-  Bits others = 0;  // as wide as T: compilers make vectors of it
+  Bits not_finite = 0;  // as wide as T, so that compilers use vectors
   for (int64_t c = 0; c < columns; ++c) {
-    others |= std::abs(o[c]) <= std::numeric_limits<T>::max() ? 0 : 1;
+    not_finite |= std::abs(o[c]) <= std::numeric_limits<T>::max() ? 0 : 1;
   }
-  return others == 0;
+  return not_finite == 0;
 }
 
 // ---- Merge and store.
